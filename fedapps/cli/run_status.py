@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedapps.core.words import spans
 from fedapps.report.devices import HEADS, days_left, rows_of
 from fedapps.report.units import LINE_WIDTH, ago, human_bytes
+from fedapps.wire.health import PACKAGES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,8 +49,7 @@ def _state(status: "RunStatus") -> str:
 
 
 def _server(status: "RunStatus") -> str:
-    order = ("fedapps", "flwr", "torch", "python")
-    words = [f"{name} {status.versions[name]}" for name in order if name in status.versions]
+    words = [f"{name} {status.versions[name]}" for name in PACKAGES if name in status.versions]
     words.append(f"{human_bytes(status.disk)} free")
     if (about := status.devices.server) and about.certificate:
         words.append(f"certificate {days_left(about, status.now)}")

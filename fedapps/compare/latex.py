@@ -4,7 +4,7 @@ import pandas as pd
 
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import label
-from fedapps.compare.table import headline, mean_and_std, name_of, scored_on
+from fedapps.compare.table import headline, mean_and_std, scored_on
 
 SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -22,7 +22,7 @@ def texts(comparison: Comparison, sign: str = "±") -> pd.DataFrame:
     table = pd.DataFrame({"method": [label(group, comparison.keys) for group in groups]})
     for name in comparison.scores:
         values = [metric.factor * group.figures().get(name, MISSING) for group in groups]
-        head = f"{name_of(name, metric)} ({metric.unit or metric.short})"
+        head = f"{metric.words(name)} ({metric.unit or metric.short})"
         table[head] = [mean_and_std(value, sign, metric) for value in values]
     return table
 

@@ -86,7 +86,7 @@ def scores(comparison: Comparison, sign: str) -> Table:
     table.add_column("seeds")
     table.add_column("n", justify="right", no_wrap=True)
     for name in figures:
-        head = f"{name_of(name, metric)} {metric.unit or metric.short}"
+        head = f"{metric.words(name)} {metric.unit or metric.short}"
         table.add_column(head, justify="right", no_wrap=True)
     for place, group in enumerate(comparison.groups):
         values = group.figures().reindex(columns=figures)
@@ -145,11 +145,6 @@ def mean_and_std(values: pd.Series, sign: str, metric: Metric) -> str:
         return ""
     spread = f" {sign} {metric.digits(known.std(ddof=1))}" if len(known) > 1 else ""
     return f"{metric.digits(known.mean())}{spread}"
-
-
-def name_of(figure: str, metric: Metric) -> str:
-    """Return the name of a column of the metric, for example `without head`."""
-    return figure.removeprefix(f"{metric.name}_").replace("_", " ")
 
 
 def _settings(comparison: Comparison) -> dict[str, list[str]]:

@@ -47,6 +47,10 @@ class Metric:
         """The column with the value after personalization."""
         return f"{self.name}_personalized"
 
+    def words(self, column: str) -> str:
+        """Return the name of a column in words; that of the metric is left out: `without head`."""
+        return column.removeprefix(f"{self.name}_").replace("_", " ")
+
     def means(self, columns: Iterable[str]) -> list[str]:
         """Return the columns of rounds.csv with means of the metric, but those by samples."""
         own = (name for name in columns if name.startswith(f"{self.name}_"))

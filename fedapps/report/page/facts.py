@@ -250,7 +250,7 @@ def head_of(column: str, columns: Columns) -> str:
     for metric in columns.task.metrics[1:]:
         known |= {metric.initial: f"{metric.label} initial"}
         known |= {metric.personalized: f"{metric.label} personalized"}
-    return known.get(column, column.removeprefix(f"{columns.lead.name}_").replace("_", " "))
+    return known.get(column, columns.lead.words(column))
 
 
 def shown(column: str, text: str, columns: Columns) -> str:

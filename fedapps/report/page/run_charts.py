@@ -165,7 +165,7 @@ def _means(lead: Metric, rows: Sequence[Row], x: Callable[[Row], float]) -> list
     further = [n for n in lead.means(rows[0]) if n not in (lead.initial, lead.personalized)]
     names = [] if same else [(lead.initial, "initial", "initial")]
     for name, colour in zip(further, COLOURS * len(further), strict=False):
-        names.append((name, name.removeprefix(f"{lead.name}_").replace("_", " "), colour))
+        names.append((name, lead.words(name), colour))
     label = "initial = personalized" if same else "personalized"
     names.append((lead.personalized, label, "personalized"))
     lines = [
