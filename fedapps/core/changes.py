@@ -39,8 +39,9 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings that a run's results depend on, with the values for its method, by key.
 
     Keys of other methods have no effect on the run, and keys in `INCIDENTAL` have none that
-    matters.
+    matters. Values that are equal are written alike, whatever the user wrote.
     """
+    flat = config.typed(flat)
     general, full = config.effective(flat), config.resolved(flat)
     used = config.tables_in_use(flat)
     for key, value in full.items():

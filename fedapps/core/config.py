@@ -39,6 +39,13 @@ def defaults() -> dict[str, Scalar]:
     return options.flat(project.run_config())
 
 
+def typed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return a run-config whose numbers are of the types of their keys: alpha=1 becomes 1.0."""
+    known = resolved(defaults())
+    floats = {key for key, value in known.items() if isinstance(value, float)}
+    return {k: float(v) if k in floats and type(v) is int else v for k, v in flat.items()}
+
+
 def resolved(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return a run-config in which every key has a value.
 
@@ -66,9 +73,8 @@ def read(flat: Mapping[str, Scalar]) -> Settings:
     Raises `RunError` with one line: key, value, what is allowed.
     """
     method = registry.method_settings(str(flat.get("strategy", "")), flat)
-    return msgspec.structs.replace(
-        read_general(flat), method=method, flat=tuple(sorted(flat.items()))
-    )
+    settings = read_general(flat)
+    return msgspec.structs.replace(settings, method=method, flat=tuple(sorted(typed(flat).items())))
 
 
 def read_general(flat: Mapping[str, Scalar]) -> Settings:

@@ -373,6 +373,14 @@ def test_what_is_personal_is_not_for_other_users(serial_run):
     assert len(private) > 2 and {path.stat().st_mode & 0o077 for path in private} == {0}
 
 
+def test_a_number_may_be_written_in_another_way(interrupted, serial_run):
+    """Each client finds its state; events.csv would have those that are lost."""
+    whole = serial_run('num-rounds=4 strategy="fedper" max-norm=2')
+    folder = interrupted('strategy="fedper" max-norm=2')
+    resumed(folder, "max-norm=2.0")
+    assert differences(whole, folder) == []
+
+
 def test_more_rounds_are_those_of_a_longer_run(serial_run):
     longer = serial_run('num-rounds=5 strategy="ditto"')
     folder = serial_run('num-rounds=3 strategy="ditto"')

@@ -48,6 +48,21 @@ def test_a_base_methods_keys_count():
     assert not [key for key in changes.counting(flat) if key.startswith("ditto")]
 
 
+def test_a_number_is_the_same_however_it_is_written():
+    """A key without and with defaults of methods, one of the method's own, and a whole number."""
+    ways = ("max-norm=2 lr=1 ditto.lambda=3", "max-norm=2.0 lr=1.0 ditto.lambda=3.0")
+    parsed = [config.parse([f'strategy="ditto" local-epochs=7 {way}']) for way in ways]
+    assert parsed[0] == parsed[1] and repr(parsed[0]) != repr(parsed[1])
+    settings = [config.read(flat) for flat in parsed]
+    for one, other in (
+        [changes.digest(flat) for flat in parsed],
+        [changes.name_of(flat) for flat in parsed],
+        [changes.owner(s, 3) for s in settings],
+        [repr(s.flat) for s in settings],  # from which a device names the folder of its state
+    ):
+        assert one == other
+
+
 def test_a_name_says_how_much_it_leaves_out():
     many = "num-clients=100 alpha=0.5 num-rounds=77 local-epochs=3 batch-size=64 lr=0.1"
     flat = config.parse([many, "momentum=0.9 head-layers=2"])
