@@ -141,10 +141,10 @@ def _reporting(
     The directory is locked, so that no other process resumes the run meanwhile.
     """
     settings, space = rounds.settings, rounds.strategy.workspace
-    folder = resume.find(settings, flat)
+    folder = resume.find(settings)
     if folder is None:
         if settings.checkpoint_every:
-            resume.offer(settings, flat)
+            resume.offer(settings)
         names = (space.population.names, space.class_names)
         where = settings.runs_dir, settings.run_name
         found = fingerprints(rounds.strategy)

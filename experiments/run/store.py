@@ -243,7 +243,7 @@ def interrupted(flat: Config) -> Path | None:
     """Return the directory of an interrupted run with these settings, if there is one."""
     from fedapps.engine import resume  # takes seconds, and only runs need it
 
-    folders = resume.unfinished(config.read(flat), flat)
+    folders = resume.unfinished(config.read(flat))
     return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
 
 

@@ -76,7 +76,7 @@ def how_far(recovery: Recovery) -> str:
     return f"was ended by patience = {s.patience} {when}; a larger patience extends it"
 
 
-def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
+def find(settings: Settings) -> Path | None:
     """Return the run directory that `resume` names, or None if it is empty.
 
     Raises `RunError` if there is no such run, or if its settings are different.
@@ -84,7 +84,7 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
     if not settings.resume:
         return None
     if settings.resume == LATEST:
-        folder = next(unfinished(settings, flat), None)
+        folder = next(unfinished(settings), None)
         if folder is None:
             raise RunError(
                 f'resume = "{LATEST}": no unfinished run with these settings is in '
@@ -94,15 +94,15 @@ def find(settings: Settings, flat: Mapping[str, Scalar]) -> Path | None:
         folder = expanded(settings.resume, "resume")
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
-        _check_settings(folder, flat)
+        _check_settings(folder, dict(settings.flat))
         if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
             raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder
 
 
-def unfinished(settings: Settings, flat: Mapping[str, Scalar]) -> Iterator[Path]:
+def unfinished(settings: Settings) -> Iterator[Path]:
     """Yield the unfinished runs with the same settings in `runs-dir`, newest first."""
-    runs = expanded(settings.runs_dir, "runs-dir")
+    flat, runs = dict(settings.flat), expanded(settings.runs_dir, "runs-dir")
     folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
     folders.sort(key=_changed, reverse=True)
     for folder in folders[:MOST_LOOKED_AT]:
@@ -125,9 +125,9 @@ def _changed(folder: Path) -> float:
         return 0.0
 
 
-def offer(settings: Settings, flat: Mapping[str, Scalar]) -> None:
+def offer(settings: Settings) -> None:
     """Tell the user if an unfinished run with the same settings could be resumed instead."""
-    for folder in unfinished(settings, flat):
+    for folder in unfinished(settings):
         done = checkpoint.rounds(folder)[-1]
         told = f"{folder} with the same settings stopped after round {done}"
         log.info(f"note: {told}; --resume goes on with it")
