@@ -14,6 +14,7 @@ from torch import Tensor
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.device.personalized import Personalized, packed
+from fedapps.models.own import random_samples
 
 
 def export(model: Personalized, path: Path) -> None:
@@ -66,7 +67,4 @@ def _onnx(model: Personalized, path: Path) -> None:
 
 def _example(model: Personalized) -> Tensor:
     """Return two samples, from which the shape and the dtype are read."""
-    inputs, draw = model.about.inputs, torch.Generator().manual_seed(0)
-    if inputs.is_whole:
-        return torch.randint(inputs.choices, (2, *inputs.shape), generator=draw)
-    return torch.rand(2, *inputs.shape, generator=draw)
+    return random_samples(model.about.inputs, 2, torch.Generator().manual_seed(0))

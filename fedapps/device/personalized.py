@@ -28,6 +28,7 @@ from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import PLAIN, Normalization, Spec, image_spec, label_spec
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
+from fedapps.models.layers import as_stored
 from fedapps.report.directory import csv_text
 from fedapps.tasks import CLASSIFICATION, Task, task_for
 from fedapps.training.batches import chunks
@@ -279,8 +280,5 @@ def save_predictions(
 
 def packed(module: nn.Module, about: ModelMetadata) -> bytes:
     """Return the content of the file; safetensors' own `save_file` does not raise OSError."""
-    tensors = {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in module.state_dict().items()
-    }
+    tensors = as_stored(module.state_dict())
     return save_tensors(tensors, {"fedapps": msgspec.json.encode(about).decode()})

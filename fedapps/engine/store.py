@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.models.layers import as_stored
 
 VERSIONS = 2  # at least this many versions of each client's state are kept
 NONE = -1  # version number that stands for "this client has no state"
@@ -81,11 +81,7 @@ class ClientStore:
         if the state cannot be written.
         """
         self.make()
-        # safetensors refuses tensors that have strides or share memory.
-        tensors = {
-            key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for key, value in state.items()
-        }
+        tensors = as_stored(state)
         about = {_ABOUT: f"{_digest(tensors)} {self._written_by(round_)}"}
         write_whole(self._path(round_), save(tensors, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)

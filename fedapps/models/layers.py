@@ -244,6 +244,12 @@ def as_sent(arrays: Mapping[str, np.ndarray]) -> Arrays:
     return sent
 
 
+def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies for safetensors, which refuses tensors with strides or with shared memory."""
+    whole = torch.contiguous_format
+    return {key: value.detach().cpu().clone(memory_format=whole) for key, value in tensors.items()}
+
+
 def put(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Copy arrays into the model's state in place; raises `RunError` for a wrong shape."""
     state = model.state_dict()

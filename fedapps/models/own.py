@@ -116,7 +116,7 @@ def without_gradient(model: nn.Module, inputs: Spec, keys: Collection[str]) -> s
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)  # branches can be chosen by chance, too
             for size in PASSES:
-                output = model(_random(inputs, size, draw))
+                output = model(random_samples(inputs, size, draw))
                 if output.requires_grad:
                     output.sum().backward()
                 lost = [key for key in lost if parameters[key].grad is None]
@@ -132,7 +132,7 @@ def probabilities(model: nn.Module, inputs: Spec) -> str:
     """Say that a classifier's outputs are probabilities, if they look so; "" otherwise."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        found = copy.deepcopy(model).cpu().eval()(_random(inputs, 2, draw))
+        found = copy.deepcopy(model).cpu().eval()(random_samples(inputs, 2, draw))
     sums = found.sum(-1)
     alike = bool((found >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
     told = "outputs sum to 1 like probabilities, but the loss takes logits: leave out the softmax"
@@ -185,7 +185,7 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
     before = {key: value.clone() for key, value in model.state_dict().items()}
     draw = torch.Generator().manual_seed(0)
     for size in (2, 1):
-        x = _random(inputs, size, draw)
+        x = random_samples(inputs, size, draw)
         given = x.clone()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found, again = model(x), model(x)
@@ -204,8 +204,8 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
             yield "forward in eval mode gives other outputs the second time"
 
 
-def _random(inputs: Spec, size: int, draw: torch.Generator) -> Tensor:
-    """Return random samples, which leave torch's own generator as it is."""
+def random_samples(inputs: Spec, size: int, draw: torch.Generator) -> Tensor:
+    """Return random samples [size, ...], which leave torch's own generator as it is."""
     shape = (size, *inputs.shape)
     if inputs.is_whole:
         return torch.randint(inputs.choices, shape, generator=draw)
