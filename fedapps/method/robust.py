@@ -42,20 +42,14 @@ ITERATIONS, TOLERANCE = 1000, 1e-12
 def average(
     settings: Settings, updates: Iterable[ClientUpdate], model: Arrays, state: Arrays
 ) -> Arrays:
-    """Return the mean that `aggregation` asks for, float32 by name."""
+    """Return the mean that `aggregation` asks for, float32 by name.
+
+    A robust one holds all updates of the round. `model` is what the server had before; `state`
+    keeps the last step for `clipped`. Raises `RunError` if clients upload different layers, unless
+    it is "mean".
+    """
     if settings.aggregation == "mean":
         return weighted_mean(updates)[0]
-    return robust_mean(settings, updates, model, state)
-
-
-def robust_mean(
-    settings: Settings, updates: Iterable[ClientUpdate], model: Arrays, state: Arrays
-) -> Arrays:
-    """Return the robust mean of all updates (float32, by name).
-
-    Holds all updates of the round. `model` is what the server had before; `state` keeps the last
-    step for `clipped`. Raises `RunError` if clients upload different layers.
-    """
     held = list(updates)
     names = held[0].arrays.keys()
     if other := next((u.client for u in held if u.arrays.keys() != names), None):

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from fedapps.core.errors import RunError
 from fedapps.method.aggregation import plain_mean
-from fedapps.method.robust import SMOOTHING, STEP, expected_attackers, robust_mean
+from fedapps.method.robust import SMOOTHING, STEP, average, expected_attackers
 from fedapps.method.update import ClientUpdate, replace
 
 SHAPES = {"conv.weight": (3, 2, 2), "fc.weight": (2, 5), "fc.bias": (2,)}
@@ -42,7 +42,7 @@ def vector(arrays):
 
 def result(name, model, updates, share=0.2, radius=0.0, state=None):
     state = {} if state is None else state
-    return vector(robust_mean(rule(name, share, radius), iter(updates), model, state))
+    return vector(average(rule(name, share, radius), iter(updates), model, state))
 
 
 def by_hand(name, w, x, f, radius=0.0):
