@@ -99,9 +99,7 @@ class Dataset:
         return inputs, torch.from_numpy(self.target_values[indices])
 
     def normalized(self, train: np.ndarray) -> "Dataset":
-        """Return the data set with a normalization; if it has none, from the samples `train`."""
-        if self.normalization is not None:
-            return self
+        """Return the data set with the normalization of the samples `train`."""
         blocks = [train[start : start + BLOCK] for start in range(0, len(train), BLOCK)]
         found = per_feature(lambda: (self._read(b).numpy() for b in blocks), self.missing)
         return replace(self, normalization=found)
