@@ -1,7 +1,5 @@
 """A SuperLink that takes less time for each request, and offers long polling to devices.
 
-    python -m fedapps.wire.superlink ...   # the options of flower-superlink
-
 **Less time.** Each request to Flower's web server passes eight or nine layers (who asks, what is
 logged, ...). Each layer starts a task and hands the answer on as a stream, which takes more time
 than all the rest. Here, layers and order are Flower's, but answers to devices and apps are
@@ -281,7 +279,3 @@ def main() -> None:
     answer_sooner()
     look_up_at_once()
     flower.command("flower-superlink")()
-
-
-if __name__ == "__main__":
-    main()
