@@ -6,10 +6,11 @@ from itertools import chain
 
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
-from fedapps.core.draws import sample_evaluated, sample_size
+from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
 from fedapps.core.words import nearest
+from fedapps.engine import evaluations
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
@@ -158,8 +159,7 @@ def _check_scores(strategy: BaseStrategy) -> None:
 def _run_in_eval_mode(strategy: BaseStrategy) -> Iterator[tuple[Iterable[int], str, str]]:
     """Yield clients, a subset that they run in eval mode, and what gives them more of it."""
     s, population = strategy.settings, strategy.workspace.population
-    few = 0 if strategy.final_phase else s.evaluate_clients  # a final phase has all clients
-    scored = [*sample_evaluated(s.seed, population.training, few), *population.held_out]
+    scored = [*evaluations.scored(strategy, s.num_rounds), *population.held_out]
     more = {"train": "a larger min-samples"}
     yield scored, s.evaluate_on, f"a larger {s.evaluate_on}-fraction"
     # templates are the body's outputs for the train samples

@@ -25,6 +25,15 @@ def evaluated(strategy: BaseStrategy) -> list[int]:
     return [client for client in chosen if client in there]
 
 
+def scored(strategy: BaseStrategy, round_: int) -> Sequence[int]:
+    """Return the clients that a round's evaluation scores, besides newcomers.
+
+    After the last round, those of a method with a final phase are all that are honest.
+    """
+    last = round_ == strategy.settings.num_rounds
+    return honest(strategy) if last and strategy.final_phase else evaluated(strategy)
+
+
 def honest(strategy: BaseStrategy) -> Sequence[int]:
     """Return the clients that train, are there, and are no attackers of a simulation."""
     return without_attackers(strategy.clients, strategy.workspace.attackers)
@@ -47,17 +56,17 @@ def plans(strategy: BaseStrategy, round_: int) -> dict[int, Plan]:
 
     The last round's has those of newcomers, too.
     """
-    s, last = strategy.settings, round_ == strategy.settings.num_rounds
+    s = strategy.settings
     due = is_due(s, round_)
     if not due and round_ not in s.further_rounds:
         return {}
-    clients = honest(strategy) if last and strategy.final_phase else evaluated(strategy)
-    found = {client: strategy.evaluation_plan(round_, client) for client in clients}
+    clients = [*scored(strategy, round_)]
+    if round_ == s.num_rounds:
+        clients += newcomers(strategy)
+    found = {client: plan_of(strategy, round_, client) for client in sorted(clients)}
     if not due:  # scored without personalization
         return {client: plan.without_stages() for client, plan in found.items()}
-    if last:
-        found |= {new: strategy.newcomer_plan(round_, new) for new in newcomers(strategy)}
-    return dict(sorted(found.items()))
+    return found
 
 
 def newcomers(strategy: BaseStrategy) -> list[int]:

@@ -271,3 +271,23 @@ def test_a_final_phase_scores_all_clients_so_all_are_looked_at(flat_config):
     assert make("fedseq").final_phase
     with pytest.raises(RunError, match=rf"client {single(flat)[0]} has a single test sample"):
         checks.check_strategy(make("fedseq")(workspace(config.read(flat))))
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"), [("evaluate-clients=2", True), ("alpha=3.0 evaluate-clients=12", False)]
+)
+def test_attackers_are_not_scored_so_only_the_others_are_looked_at(
+    keys, refused, serial_run, flat_config, read_csv
+):
+    """A run that the check does not concern tells who is scored."""
+    these = (LONE, 'attack="label-flip" attackers=0.3 test-fraction=0.06', keys)
+    rows = read_csv(serial_run(*these, 'bn-stats="shared"'), "clients.csv")
+    scored = {int(row["client"]) for row in rows}
+    lone = [client for client in single(flat_config(*these)) if client in scored]
+    assert bool(lone) == refused
+    strategy = registry.strategy_class("fedavg")(workspace(config.read(flat_config(*these))))
+    if not refused:
+        checks.check_strategy(strategy)
+        return
+    with pytest.raises(RunError, match=rf"client {lone[0]} has a single test sample"):
+        checks.check_strategy(strategy)
