@@ -72,11 +72,6 @@ class FedPAC(Mixing):
         """Train the head on the frozen body."""
         return (self.stage(round_, self.layout.head, self.options.head_epochs),)
 
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train the head, but without a learning-rate schedule, which is over."""
-        plan = super().newcomer_plan(round_, client)
-        return replace(plan, stages=(*plan.stages[:-1], *self.finetuning(1)))
-
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the shared body, the client's own mixture of heads and, in training, centroids."""
         return super().download(round_, client, plan) | self.last.of(client, self.mixed_keys)

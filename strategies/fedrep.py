@@ -2,16 +2,7 @@
 
 from typing import Annotated
 
-from fedapps.method import (
-    FINETUNING,
-    BaseStrategy,
-    Count,
-    MethodSettings,
-    Plan,
-    Stage,
-    doc,
-    replace,
-)
+from fedapps.method import FINETUNING, BaseStrategy, Count, MethodSettings, Plan, Stage, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -45,11 +36,6 @@ class FedRep(BaseStrategy):
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """Personalize by training the head, as in a round."""
         return (self.head_stage(round_),)
-
-    def newcomer_plan(self, round_: int, client: int) -> Plan:
-        """Train the head, but without a learning-rate schedule, which is over."""
-        plan = super().newcomer_plan(round_, client)
-        return replace(plan, stages=(*plan.stages[:-1], self.head_stage(1)))
 
     def head_stage(self, round_: int) -> Stage:
         """Train the head on the frozen body."""

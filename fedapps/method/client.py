@@ -57,10 +57,7 @@ class ClientHooks(ClientTools):
         return sorted(kept & trained)
 
     def of_one_run(self) -> tuple[str, ...]:
-        """Return the prefixes of `state` that a device's next run drops (none).
-
-        In it, the model and the server's state start anew.
-        """
+        """Return prefixes of `state` that a device's next run, which starts anew, drops (none)."""
         return ()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedapps.method.conversation import Conversation
 from fedapps.method.figures import EventPlot, Figure
 from fedapps.method.growth import Growing
 from fedapps.method.robust import average
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan, Stage
@@ -118,7 +118,10 @@ class StrategyHooks(Growing, Conversation, ABC):
         """
         if self.newcomers_train:
             return self.alone(self.plan(round_, client))
-        return self.own_first(self.plan(round_, client), self.evaluation_plan(round_, client))
+        evaluation = self.evaluation_plan(round_, client)
+        if evaluation.stages == self.finetuning(round_):  # a learning-rate schedule is over
+            evaluation = replace(evaluation, stages=self.finetuning(1))
+        return self.own_first(self.plan(round_, client), evaluation)
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return the arrays that such a client receives."""

@@ -163,6 +163,27 @@ def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, f
         assert plan.upload == () and plan.newcomer
 
 
+def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_config):
+    """The learning rate of a round counts for those that trained; other stages stay as they are."""
+
+    class Own(BaseStrategy):
+        def finetuning(self, round_):
+            return (self.stage(round_, self.layout.head),)
+
+    class Scored(Own):
+        def evaluation_plan(self, round_, client):
+            return replace(super().evaluation_plan(round_, client), stages=self.others)
+
+    data, _ = two_files([])
+    made = config.read(flat_config(data, *options("fedavg", 'lr-schedule="step"')))
+    own, scored = (cls(Workspace(made)) for cls in (Own, Scored))
+    (known,), (new,) = own.evaluation_plan(2, 0).stages, own.newcomer_plan(2, 1).stages
+    assert (known.lr, new.lr) == (pytest.approx(0.01 * made.lr), made.lr)
+    assert replace(known, lr=new.lr) == new
+    for scored.others in ((), (replace(known, epochs=7),)):
+        assert scored.newcomer_plan(2, 1).stages == scored.others
+
+
 def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
     """One step by hand: v = w - lr (grad F(w) + lambda (w - w))."""
     data, _ = two_files([])
