@@ -162,18 +162,13 @@ def _run_in_eval_mode(strategy: BaseStrategy) -> Iterator[tuple[Iterable[int], s
     scored = [*evaluations.scored(strategy, s.num_rounds), *population.held_out]
     more = {"train": "a larger min-samples"}
     yield scored, s.evaluate_on, f"a larger {s.evaluate_on}-fraction"
-    # templates are the body's outputs for the train samples
-    if s.score_without_head:
-        yield scored, "train", "score-without-head=false"
-    elif (
-        WITHOUT_HEAD in strategy.figures
-        and strategy.layout.can_be_cut
-        and strategy.task.has_classes
-    ):
-        yield scored, "train", more["train"]
     for subset in strategy.in_eval_mode:
         everybody = chain(population.training, population.held_out)
         yield everybody, subset, more.get(subset, f"a larger {subset}-fraction")
+    # templates are the body's outputs for the train samples
+    own = WITHOUT_HEAD in strategy.figures  # whatever the key says
+    if strategy.workspace.has_templates and (own or s.score_without_head):
+        yield scored, "train", more["train"] if own else "score-without-head=false"
 
 
 def check_plans(strategy: BaseStrategy) -> None:

@@ -180,7 +180,7 @@ class ClientTools:
 
         There is none without classes, or if the model cannot be cut.
         """
-        if not (self.layout.can_be_cut and self.task.has_classes):
+        if not self.workspace.has_templates:
             return {}
         data = self.train_data, self.test_data
         return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}

@@ -65,6 +65,11 @@ class Workspace:
         """The shape of a sample's features, which the head gets; () if the model cannot be cut."""
         return self.trainer.profile.shapes.get(self.layout.head[0], ())
 
+    @property
+    def has_templates(self) -> bool:
+        """Whether samples can be scored without the head, by the mean features of each class."""
+        return self.layout.can_be_cut and self.task.has_classes
+
     @cached_property
     def attackers(self) -> frozenset[int]:
         """The clients that are attackers in a simulation; raises `RunError` on devices."""

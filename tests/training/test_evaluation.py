@@ -211,7 +211,7 @@ def test_a_lone_sample_for_batchnorm_is_refused(serial_run, flat_config, read_cs
 
 def test_a_single_training_sample_that_templates_need_is_refused(serial_run, flat_config):
     odd = 'model="conv4" bn-stats="batch" num-clients=60 min-samples=5 test-fraction=0.9'
-    head = f"{odd} score-without-head=true finetune-epochs=0 num-rounds=1 fraction-train=0.02"
+    head = f'{odd} strategy="fedavg" score-without-head=true num-rounds=1 fraction-train=0.02'
     clients = workspace(config.read(flat_config(head))).population
     shares = [*enumerate(map(clients.share, clients.training))]
     lone = [client for client, share in shares if len(share.train) == 1]
@@ -240,6 +240,15 @@ def test_what_a_method_runs_in_eval_mode_is_looked_at(method, flat_config):
     said = f"client {sizes.index(1)} has a single {subset} sample.*, or a larger "
     said += "min-samples$" if subset == "train" else "validation-fraction$"
     with pytest.raises(RunError, match=said):
+        checks.check_strategy(strategy)
+
+
+@pytest.mark.parametrize("method", ["fedap", "fedbabu"])
+def test_no_key_is_named_that_would_not_help(method, flat_config):
+    """What the key adds, these do without it."""
+    flat = flat_config(f'{ODD} test-fraction=0.9 strategy="{method}" score-without-head=true')
+    strategy = registry.strategy_class(method)(workspace(config.read(flat)))
+    with pytest.raises(RunError, match=r"has a single train sample.*, or a larger min-samples$"):
         checks.check_strategy(strategy)
 
 
