@@ -1,7 +1,6 @@
 """React to clients that fail: give advice, and end the run if too many fail."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,21 +28,6 @@ def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
 
 
 class FailureCounts(msgspec.Struct):
-    """What `FailurePolicy` knows of the rounds so far; a checkpoint keeps it.
-
-    `in_a_row` maps a kind of request ("train", "evaluate" or `ANY`) to how often in a row all
-    clients failed, and `succeeded` lists the kinds in which any client has succeeded. In the last
-    `diverged_in_a_row` rounds, training diverged at more than half of the clients.
-    """
-
-    in_a_row: dict[str, int] = {}
-    succeeded: list[str] = []
-    diverged_in_a_row: int = 0
-    advised: bool = False
-
-
-@dataclass
-class FailurePolicy:
     """Ends a run if all clients of a round fail, or more than `max-failures` (-1: no such limit).
 
     There are four more rules:
@@ -55,13 +39,21 @@ class FailurePolicy:
     - A run fails at its last round if no client has ever succeeded in training (or in evaluation).
     - A run fails if training diverges at more than half of the clients in `DIVERGED_TIMES` rounds
       in a row: the clients that spoil the model may still be answering.
+
+    A checkpoint keeps the counts. `in_a_row` maps a kind of request ("train", "evaluate" or `ANY`)
+    to how often in a row all clients failed, and `succeeded` lists the kinds in which any client
+    has succeeded. In the last `diverged_in_a_row` rounds, training diverged at more than half of
+    the clients.
     """
 
-    settings: Settings
-    counts: FailureCounts = field(default_factory=FailureCounts)  # changed in place
+    in_a_row: dict[str, int] = {}
+    succeeded: list[str] = []
+    diverged_in_a_row: int = 0
+    advised: bool = False
 
     def apply(
         self,
+        settings: Settings,
         round_: int,
         kind: str,
         failures: Sequence[Failure],
@@ -74,22 +66,21 @@ class FailurePolicy:
         `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
         clients that have failed in the round so far, in training or evaluation.
         """
-        counts = self.counts
         if kind == "train":
             causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
             self._end_if_most_diverge(round_, causes, asked)
-            self._advise(round_, len(causes), asked)
+            self._advise(settings, round_, len(causes), asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
             for name in (kind, ANY):
-                counts.in_a_row[name] = counts.in_a_row.get(name, 0) + 1
+                self.in_a_row[name] = self.in_a_row.get(name, 0) + 1
         elif asked:
-            counts.in_a_row |= {kind: 0, ANY: 0}
-            if kind not in counts.succeeded:
-                counts.succeeded.append(kind)
-        end = max(counts.in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
-        in_vain = round_ == self.settings.num_rounds and kind not in counts.succeeded
-        limit = self.settings.max_failures
+            self.in_a_row |= {kind: 0, ANY: 0}
+            if kind not in self.succeeded:
+                self.succeeded.append(kind)
+        end = max(self.in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
+        in_vain = round_ == settings.num_rounds and kind not in self.succeeded
+        limit = settings.max_failures
         if not failures or not (end or in_vain or 0 <= limit < failed):
             return
         first = failures[0]
@@ -101,23 +92,23 @@ class FailurePolicy:
 
     def _end_if_most_diverge(self, round_: int, causes: Mapping[int, str], asked: int) -> None:
         """Raise `RunError` if more than half diverge too often; `apply` ends a run if all do."""
-        counts, most = self.counts, 2 * len(causes) > asked
-        counts.diverged_in_a_row = counts.diverged_in_a_row + 1 if most else 0
-        if len(causes) < asked and counts.diverged_in_a_row >= DIVERGED_TIMES:
+        most = 2 * len(causes) > asked
+        self.diverged_in_a_row = self.diverged_in_a_row + 1 if most else 0
+        if len(causes) < asked and self.diverged_in_a_row >= DIVERGED_TIMES:
             client = min(causes)
             raise RunError(
                 f"round {round_}: training diverged at {len(causes)} of {asked} clients, at more "
                 f"than half for {DIVERGED_TIMES} rounds in a row; client {client}: {causes[client]}"
             )
 
-    def _advise(self, round_: int, diverged: int, asked: int) -> None:
+    def _advise(self, settings: Settings, round_: int, diverged: int, asked: int) -> None:
         """Warn once in a run that training diverges, and say what helps."""
-        if not diverged or self.counts.advised:
+        if not diverged or self.advised:
             return
-        self.counts.advised = True
-        limit = "" if self.settings.max_norm else ", or limit gradients, for example max-norm=10"
-        lr = f"lower lr = {self.settings.round_lr(round_):g}{limit}"
-        if noise := self.settings.dp.noise:
-            clip = self.settings.dp.clip_norm
+        self.advised = True
+        limit = "" if settings.max_norm else ", or limit gradients, for example max-norm=10"
+        lr = f"lower lr = {settings.round_lr(round_):g}{limit}"
+        if noise := settings.dp.noise:
+            clip = settings.dp.clip_norm
             lr = f"lower dp.noise-multiplier = {noise:g} or dp.clip-norm = {clip:g}, or {lr}"
         log.warning(f"round {round_}: training diverged at {diverged} of {asked} clients: {lr}")

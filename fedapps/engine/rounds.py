@@ -15,7 +15,7 @@ from fedapps.core.errors import without_lines
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
-from fedapps.engine.failures import FailurePolicy, refuse_dead_workers
+from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import privacy
 from fedapps.engine.questions import ask
@@ -290,8 +290,8 @@ class Rounds:
         if self.fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked, devices = len({*self.exchange.requests} | failed), bool(self.fleet.bound)
-        policy = FailurePolicy(self.settings, self.recovery.failures)
-        policy.apply(round_, kind, failures, asked, len(self.totals.failed), devices)
+        counts, so_far = self.recovery.failures, len(self.totals.failed)
+        counts.apply(self.settings, round_, kind, failures, asked, so_far, devices)
 
 
 def _banner(record: LogRecord) -> bool:

@@ -1,6 +1,7 @@
 """When failing clients end a run, and what is said of training that diverges."""
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -11,8 +12,14 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine import failed_clients
 from fedapps.engine.checkpoint import Progress
-from fedapps.engine.failures import FailureCounts, FailurePolicy
+from fedapps.engine.failures import FailureCounts
 from fedapps.method.update import Failure
+
+
+def judge_of(settings, counts):
+    """Return the counts, with the settings of their run."""
+    apply = partial(counts.apply, settings)
+    return SimpleNamespace(settings=settings, counts=counts, apply=apply)
 
 
 def policy(num_rounds=9, max_failures=-1, max_norm=0.0, noise=0.0):
@@ -21,13 +28,13 @@ def policy(num_rounds=9, max_failures=-1, max_norm=0.0, noise=0.0):
         round_lr=lambda round_: 50.0 / round_,
         dp=SimpleNamespace(noise=noise, clip_norm=2.0),
     )  # fmt: skip
-    return FailurePolicy(settings)
+    return judge_of(settings, FailureCounts())
 
 
 def resumed(judge):
-    """Return a policy that goes on from the counts that a checkpoint would hold."""
+    """Return what goes on from the counts that a checkpoint would hold."""
     saved = msgspec.json.encode(judge.counts)
-    return FailurePolicy(judge.settings, msgspec.json.decode(saved, type=FailureCounts))
+    return judge_of(judge.settings, msgspec.json.decode(saved, type=FailureCounts))
 
 
 def ends(rounds, devices=True, killed=False, **settings):
@@ -70,7 +77,7 @@ def test_a_checkpoint_of_an_earlier_version_does_not_say_that_nobody_succeeded()
     about = {"round": 8, "seconds": 0.0, "tables": {}, "classes": [], "versions": {}, "best": {}}
     counts = msgspec.convert(about, Progress).failures
     failures = [Failure(client, "no luck") for client in range(4)]
-    FailurePolicy(policy().settings, counts).apply(9, "train", failures, 4, 4, devices=True)
+    counts.apply(policy().settings, 9, "train", failures, 4, 4, devices=True)
 
 
 def test_a_simulation_ends_at_once():
