@@ -7,9 +7,10 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import Failure
-from fedapps.wire.exchange import ask_clients
+from fedapps.wire.exchange import answers_to
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.questions import pack_question, unpack_answers
 
 
 def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid, run: Path) -> None:
@@ -22,7 +23,9 @@ def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid, run: Path) ->
     if question is None:
         return
     hosts, timeout = fleet.hosts(strategy.clients), strategy.settings.round_timeout
-    answers, failures = ask_clients(grid, hosts, question.name, timeout, str(run))
+    messages = [pack_question(clients, node, question.name, str(run)) for node, clients in hosts]
+    asked = [clients for _, clients in hosts]
+    answers, failures = answers_to(grid, messages, asked, timeout, unpack_answers)
     length, most = question.length, question.largest
     valid = {c: v for c, v in answers.items() if len(v) == length and 0 < min(v) <= max(v) <= most}
     cause = f"its answer is not {length} numbers above 0"

@@ -13,7 +13,6 @@ from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
 from fedapps.wire.checks import LARGEST
 from fedapps.wire.grid import StreamingGrid
-from fedapps.wire.questions import pack_question, unpack_answers
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
 
@@ -111,22 +110,6 @@ class Exchange:
         why = self.given_up()
         self.failures += [Failure(c, why.get(c, "no reply in time")) for c in unanswered]
         yield from (late for client in order if (late := arrived.get(client)) is not None)
-
-
-def ask_clients(
-    grid: StreamingGrid,
-    hosts: Sequence[tuple[int, list[int]]],
-    question: str,
-    timeout: float,
-    run_dir: str,
-) -> tuple[dict[int, list[float]], list[Failure]]:
-    """Ask each SuperNode a question about its clients; return the answers and the failures.
-
-    An answer is a list of finite floats; the caller checks their number and range. The call waits
-    at most `timeout` seconds.
-    """
-    messages = [pack_question(clients, node, question, run_dir) for node, clients in hosts]
-    return answers_to(grid, messages, [clients for _, clients in hosts], timeout, unpack_answers)
 
 
 def answers_to(

@@ -25,10 +25,17 @@ from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
 from fedapps.wire import compact
 from fedapps.wire import grid as grid_module
-from fedapps.wire.exchange import Exchange, ask_clients
+from fedapps.wire.exchange import Exchange, answers_to
 from fedapps.wire.fleet import Fleet, spread
 from fedapps.wire.grid import StreamingGrid
-from fedapps.wire.questions import QuestionHeader, pack_answer, pack_answers, read_question
+from fedapps.wire.questions import (
+    QuestionHeader,
+    pack_answer,
+    pack_answers,
+    pack_question,
+    read_question,
+    unpack_answers,
+)
 from fedapps.wire.requests import Request, RoundInfo, read_request
 from tests.support.fake_grid import FakeGrid, echo, error, reply_to
 
@@ -335,7 +342,9 @@ def test_clients_are_asked_where_they_are_and_who_gives_no_answer_is_a_failure()
 
     grid = FakeGrid(polls=[[error(2, "OSError: gone")], [answers]])
     hosts = [(1, [0, 4]), (2, [7]), (3, [5, 6])]
-    found, failures = ask_clients(StreamingGrid(grid), hosts, "how many", 0.05, "/x")
+    messages = [pack_question(clients, node, "how many", "/x") for node, clients in hosts]
+    asked = [clients for _, clients in hosts]
+    found, failures = answers_to(StreamingGrid(grid), messages, asked, 0.05, unpack_answers)
     assert found == {0: [1.0, 2.0], 4: [3.0]}
     late = "no reply in time"
     assert failures == [Failure(7, "OSError: gone"), Failure(5, late), Failure(6, late)]
