@@ -37,11 +37,6 @@ class Ditto(BaseStrategy):
     unused = FINETUNING
     options: Settings
 
-    def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange all layers of w, as in FedAvg."""
-        names = self.layout.names
-        return self.exchange(round_, names, self.stage(round_, names))
-
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download nothing: v_i is already on the client."""
         return Plan(round=round_, download=(), stages=(), upload=())

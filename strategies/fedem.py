@@ -59,8 +59,7 @@ class FedEM(BaseStrategy):
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange all layers of all components."""
-        names = self.layout.names
-        return self.both_ways(self.exchange(round_, names, self.stage(round_, names)), "c/")
+        return self.both_ways(super().plan(round_, client), "c/")
 
     def evaluation_plan(self, round_: int, client: int) -> Plan:
         """Download all components, and train nothing."""

@@ -1,6 +1,6 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020."""
 
-from fedapps.method import BaseStrategy, Plan, log
+from fedapps.method import BaseStrategy, log
 
 
 class FedProx(BaseStrategy):
@@ -8,7 +8,8 @@ class FedProx(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, mu `prox-mu`.
-    The trainer adds the proximal term: `add_proximal` in fedapps/training/gradients.py.
+    The plan is FedAvg's; its stage contains mu, which is 0.01 by default for this method, and the
+    trainer adds the proximal term: `add_proximal` in fedapps/training/gradients.py.
     A newcomer gets the shared model, and fine-tunes it.
     """
 
@@ -19,8 +20,3 @@ class FedProx(BaseStrategy):
         """Warn if there is no proximal term."""
         if not self.settings.prox_mu:
             log.warning("fedprox: prox-mu = 0, so this is fedavg")
-
-    def plan(self, round_: int, client: int) -> Plan:
-        """Use FedAvg's plan; its stage contains mu, which is 0.01 by default for this method."""
-        layers = self.layout.names
-        return self.exchange(round_, layers, self.stage(round_, layers))

@@ -21,11 +21,6 @@ class FedROD(BaseStrategy):
     unused = FINETUNING
     clips_by_sample = False
 
-    def plan(self, round_: int, client: int) -> Plan:
-        """Train and exchange phi and h_G; the client also trains its personal head."""
-        names = self.layout.names
-        return self.exchange(round_, names, self.stage(round_, names))
-
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Train the personal head alone, which is no part of the model."""
         return replace(self.alone(self.plan(round_, client)), stages=(self.stage(1, ()),))

@@ -49,8 +49,7 @@ class Scaffold(BaseStrategy):
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train and exchange everything; c travels down, and the change of c_i travels up."""
-        names = self.layout.names
-        return self.both_ways(self.exchange(round_, names, self.stage(round_, names)), "c/")
+        return self.both_ways(super().plan(round_, client), "c/")
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """x += eta_g mean_S (y_i - x), and c += (1/N) sum_S (c_i+ - c_i) (lines 16 and 17)."""
