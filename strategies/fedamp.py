@@ -59,7 +59,7 @@ class FedAMP(Mixing):
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send u_i = sum_j xi_ij w_j (Eq. 5)."""
-        return self.last.mixture(self.weights(client), self.mixed_keys) if plan.download else {}
+        return self.mixture(self.weights(client)) if plan.download else {}
 
     def weights(self, client: int) -> np.ndarray:
         """Row xi_i [N] (float64): Eq. 6 with A'(x) = exp(-x / sigma) / sigma, or HeurFedAMP's."""
@@ -81,5 +81,5 @@ class FedAMP(Mixing):
     def vector(self, client: int) -> np.ndarray:
         """Return all parameters of the model that a client sent last (float64)."""
         keys = sorted(self.layout.parameters & set(self.mixed_keys))
-        parts = self.last.of(client, keys).values()
+        parts = self.last_of(client, keys).values()
         return np.concatenate([part.ravel() for part in parts]).astype(np.float64)

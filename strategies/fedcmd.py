@@ -112,7 +112,7 @@ class FedCMD(WarmUp, KeepsLast):
         if self.options.weighting != "cosine":
             return 0
         mixed = self.layout.shared(names[names.index(first) :])
-        return self.last.nbytes(self.arrays, mixed, self.settings.num_clients)
+        return self.settings.num_clients * sum(self.arrays[key].nbytes for key in mixed)
 
     # Phase 1 ------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class FedCMD(WarmUp, KeepsLast):
             self.state["votes"][round_ - 1, self.layout.names.index(vote)] += 1
         elif self.mixes:
             self.state["phi"][update.client] = update.extras["phi/layer"]
-            self.last.keep(update.client, {key: update.arrays[key] for key in self.mixed_keys})
+            self.keep_last(update.client, update.arrays)
 
     def end_warmup(self) -> None:
         """Choose as l* the layer that most rounds chose; all clients keep it from now on."""
@@ -208,7 +208,7 @@ class FedCMD(WarmUp, KeepsLast):
         if round_ > self.warmup and self.mixes and self.state["last_trained"][client]:
             weights = self.similarities(client)
             if weights.any():
-                arrays |= self.last.mixture(weights / weights.sum(), self.mixed_keys)
+                arrays |= self.mixture(weights / weights.sum())
         return arrays
 
     def similarities(self, client: int) -> np.ndarray:

@@ -86,7 +86,7 @@ class FedFomo(Mixing):
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the last models of the clients that the plan names."""
         parts = ((name, *name.split("/", 1)) for name in plan.receives)
-        return {name: self.last.of(int(other), [key])[key] for name, other, key in parts}
+        return {name: self.last_of(int(other), [key])[key] for name, other, key in parts}
 
     newcomer_download = download  # models, as in a round
 

@@ -74,7 +74,7 @@ class FedPAC(Mixing):
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Send the shared body, the client's own mixture of heads and, in training, centroids."""
-        return super().download(round_, client, plan) | self.last.of(client, self.mixed_keys)
+        return super().download(round_, client, plan) | self.last_of(client, self.mixed_keys)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average bodies, and for newcomers heads; update centroids (Eq. 6); mix heads (Eq. 9)."""
@@ -87,7 +87,7 @@ class FedPAC(Mixing):
         v = np.array([float(u.extras["first/v"][0]) for u in whole])
         alpha = [head_weights(h.reshape(len(h), -1), v, i) for i in range(len(h))]
         means = super().aggregate(round_, iter(whole))
-        self.last.mix([u.client for u in whole], np.stack(alpha), self.mixed_keys)
+        self.mix_last([u.client for u in whole], np.stack(alpha))
         return means
 
 

@@ -4,8 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedapps.method.mixtures import PREFIX
 from fedapps.method.tools import StrategyTools
+
+LAST_SENT = "last/"  # prefix of what each client sent last
 
 
 class Growing(StrategyTools):
@@ -28,7 +29,7 @@ class Growing(StrategyTools):
     def grow(self, before: int) -> None:
         """Add to `state` what the clients from `before` on need: rows, and 0 to means.
 
-        The rows are 0, but those of what clients sent last (`LastSent`) are `not_sent`. Means are
+        The rows are 0, but those of what clients sent last (`KeepsLast`) are `not_sent`. Means are
         over the clients that train.
         """
         training = self.workspace.population.training
@@ -39,8 +40,8 @@ class Growing(StrategyTools):
         for name in filter(self.grows, list(self.state)):
             rows = self.state[name]
             row = np.zeros(rows.shape[1:], rows.dtype)
-            if name.startswith(PREFIX):
-                row = self.not_sent(name.removeprefix(PREFIX))
+            if name.startswith(LAST_SENT):
+                row = self.not_sent(name.removeprefix(LAST_SENT))
             rows = np.concatenate([rows, np.repeat(row[None], more, axis=0)])
             if name in self.by_pair:
                 rows = np.pad(rows, ((0, 0), (0, more)))

@@ -20,8 +20,8 @@ from fedapps.method import (
     rehearse,
     under,
 )
-from fedapps.method.mixtures import LastSent
 from fedapps.training.draw import Draw
+from tests.support.methods import keeping
 
 RUN = 'strategy="fedavg" model="mlp" num-clients=4 local-epochs=1 batch-size=8 lr=0.1'
 
@@ -177,12 +177,11 @@ def test_prototypes_are_means_of_those_who_have_the_class():
 
 
 def test_clients_get_mixtures_of_what_they_sent_in_this_round():
-    last = LastSent({})
-    last.start({"a": np.zeros(2, np.float32)}, 4)
+    strategy = keeping({"a": np.zeros(2, np.float32)}, clients=4)
     for client in (1, 3):
-        last.keep(client, {"a": np.full(2, client, np.float32)})
-    last.mix([1, 3], np.array([[0.25, 0.75], [1.0, 0.0]]), ["a"])
-    assert last.state["last/a"].tolist() == [[0, 0], [2.5, 2.5], [0, 0], [1, 1]]
+        strategy.keep_last(client, {"a": np.full(2, client, np.float32)})
+    strategy.mix_last([1, 3], np.array([[0.25, 0.75], [1.0, 0.0]]))
+    assert strategy.state["last/a"].tolist() == [[0, 0], [2.5, 2.5], [0, 0], [1, 1]]
 
 
 def test_after_a_warm_up_clients_get_mixtures_of_what_all_sent_last():

@@ -66,7 +66,7 @@ def test_weights_are_those_of_the_equations(flat_config, small, similarity):
     for j in (0, 1, 3, 4):  # client 2 has sent nothing
         w[j] = {k: (v + draws.normal(size=v.shape) * 0.02 * (1 + j)).astype("f4")
                 for k, v in strategy.arrays.items()}  # fmt: skip
-        strategy.last.keep(j, w[j])
+        strategy.keep_last(j, w[j])
         strategy.state["sent"][j] = True
     flat = {j: np.concatenate([w[j][k].ravel() for k in w[j]]).astype(float) for j in w}
     for i in w:
@@ -94,7 +94,7 @@ def test_a_model_of_zeros_resembles_no_other_one(flat_config, small):
     keys = 'strategy="fedamp" fedamp.similarity="cosine" fedamp.sigma=2.0 fedamp.own-weight=0.2'
     strategy = FedAMP(Workspace(config.read(flat_config(small, keys, "num-clients=3"))))
     for client, factor in enumerate((0.0, 1.0, 2.0)):
-        strategy.last.keep(client, {k: factor * v for k, v in strategy.arrays.items()})
+        strategy.keep_last(client, {k: factor * v for k, v in strategy.arrays.items()})
         strategy.state["sent"][client] = True
     e = np.exp([2.0 * 0, 2.0 * 1])
     np.testing.assert_allclose(strategy.weights(0), [0.2, 0.4, 0.4])

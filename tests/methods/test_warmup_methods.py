@@ -14,13 +14,13 @@ from fedapps import models
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.method import rehearse
-from fedapps.method.mixtures import LastSent
 from fedapps.method.update import ClientUpdate
 from fedapps.models.blocks import of_images
 from fedapps.models.layers import put
 from fedapps.training.workspace import Workspace
 from strategies.fedap import FedAP
 from strategies.pfedsim import PFedSim, similarity
+from tests.support.methods import keeping
 from tests.support.references import assert_close, final, moved, reference, row_cosines, sgd
 
 
@@ -204,14 +204,14 @@ def test_fedap_without_a_clients_statistics(serial_run, strategy):
 
 def test_mixture_of_last_models():
     draws = np.random.default_rng(1)
-    last = LastSent({})
-    last.start({"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}, 5)
+    start = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
+    strategy = keeping(start, clients=5)
     sent = {"a": draws.normal(size=(2, 3)).astype("f4"), "b": draws.normal(size=4).astype("f4")}
-    last.keep(3, sent)
+    strategy.keep_last(3, sent)
     weights = np.array([0.1, 0.0, 0.2, 0.7, 0.0])
-    found = last.mixture(weights, ["a", "b"])
+    found = strategy.mixture(weights)
     np.testing.assert_allclose(found["a"], 0.3 + 0.7 * sent["a"], rtol=1e-6)
     np.testing.assert_allclose(found["b"], 0.7 * sent["b"], rtol=1e-6)
     assert found["a"].dtype == np.float32
-    same = last.mixture(np.array([0.5, 0.5, 0, 0, 0]), ["a"])
+    same = strategy.mixture(np.array([0.5, 0.5, 0, 0, 0]))
     np.testing.assert_array_equal(same["a"], np.ones((2, 3)))

@@ -19,7 +19,6 @@ from fedapps.engine.privacy import privacy
 from fedapps.engine.returned import check_selected
 from fedapps.method import KeepsLast
 from fedapps.method import strategy as strategy_module
-from fedapps.method.mixtures import LastSent
 from fedapps.training.features import FeatureCache
 from fedapps.training.workspace import Workspace
 
@@ -195,7 +194,9 @@ def test_what_does_not_fit_ends(method, checkpoints, flat_config, tiny_npz, monk
     needed = one.state_bytes() * (3 if checkpoints else 1)
     assert needed > 10**9
 
-    monkeypatch.setattr(LastSent, "start", lambda *_: pytest.fail("made before it was counted"))
+    monkeypatch.setattr(
+        KeepsLast, "start_last", lambda _: pytest.fail("made before it was counted")
+    )
     monkeypatch.setattr(memory, "available", lambda: needed - 1)
     line = rf"^{method}: what the server keeps of {clients} clients needs"
     with pytest.raises(RunError, match=line):
