@@ -1,8 +1,9 @@
 """Scores of a model on a client's samples, computed in eval mode and in large batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +11,8 @@ from fedapps.models.layers import Slice
 from fedapps.tasks import Counts, Task
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.features import features
+
+MOST = 2**26  # bytes of outputs that are counted at once
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,18 @@ class Score:
         """Score outputs [n, ...] for samples with these targets [n, ...]."""
         return cls(task, float(task.loss(outputs, targets)), task.count(outputs, targets))
 
+    @classmethod
+    def joined(cls, parts: Sequence[tuple["Score", int]]) -> "Score":
+        """Join the scores of parts of some samples, each with its number of samples."""
+        (first, size), total = parts[0], sum(size for _, size in parts)
+        if size == total:
+            return first
+        loss = sum(size * part.loss for part, size in parts) / total
+        counts = {
+            key: np.sum([part.counts[key] for part, _ in parts], axis=0) for key in first.counts
+        }
+        return cls(first.task, loss, counts)
+
     @property
     def value(self) -> float:
         """The value of the leading metric; NaN if it is not defined for these samples."""
@@ -34,10 +49,22 @@ class Score:
 
 @torch.no_grad()
 def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> Score:
-    """Score `predict` (inputs [b, ...] -> outputs [b, ...]) on `samples`."""
+    """Score `predict` (inputs [b, ...] -> outputs [b, ...]) on `samples`.
+
+    More than `MOST` bytes of outputs are counted and dropped, unless they are as many values as the
+    targets: those of a regression, whose spread is that of all samples together.
+    """
     inputs, targets = samples
-    outputs = torch.cat([predict(chunk) for chunk in chunks(inputs)])
-    return Score.of(task, outputs, targets)
+    parts, held, done = list[tuple[Score, int]](), list[Tensor](), 0
+    for chunk in chunks(inputs):
+        held.append(predict(chunk))
+        size = sum(map(len, held))
+        whole, truth = done + size == len(inputs), targets[done : done + size]
+        large = sum(outputs.nbytes for outputs in held) > MOST
+        if whole or (large and sum(outputs.numel() for outputs in held) > truth.numel()):
+            parts.append((Score.of(task, torch.cat(held), truth), size))
+            held, done = [], done + size
+    return Score.joined(parts)
 
 
 @torch.no_grad()

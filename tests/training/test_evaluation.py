@@ -14,7 +14,9 @@ from fedapps.core.errors import RunError
 from fedapps.engine import checks
 from fedapps.method import BaseClient, BaseStrategy, Plan, TrainingStats, put, rehearse
 from fedapps.models import build
-from fedapps.tasks import CLASSIFICATION
+from fedapps.tasks import CLASSIFICATION, TASKS
+from fedapps.tasks.classification import Classification
+from fedapps.training import evaluation
 from fedapps.training.batches import CHUNK
 from fedapps.training.evaluation import nearest_template, score
 from fedapps.training.workspace import workspace
@@ -59,6 +61,58 @@ def test_score_makes_no_graph():
 
     score(predict, (torch.ones(4, 3, 1, 1), torch.zeros(4, dtype=torch.long)), CLASSIFICATION)
     assert not any(output.requires_grad for output in outputs)
+
+
+class Watched(Classification):
+    """Notes how many bytes of outputs it counts at once."""
+
+    def __init__(self):
+        self.seen = []
+
+    def count(self, output, target):
+        self.seen.append(output.nbytes)
+        return super().count(output, target)
+
+
+def test_not_all_outputs_are_in_memory_at_once():
+    """5,000 samples of 4,096 classes are 82 MB of logits."""
+    n, classes, task = 5000, 4096, Watched()
+    labels = torch.arange(n) % classes
+    where = torch.arange(n).reshape(n, 1, 1, 1)
+    right = where.flatten() % 3 == 0
+
+    def predict(images):
+        found = torch.zeros(len(images), classes)
+        found[torch.arange(len(images)), (labels + ~right)[images.flatten()] % classes] = 1
+        return found
+
+    result = score(predict, (where, labels), task)
+    assert max(task.seen) <= 2**26 + CHUNK * classes * 4 < n * classes * 4 == sum(task.seen)
+    assert (result.counts["right"] == np.bincount(labels[right], minlength=classes)).all()
+    assert (result.counts["total"] == np.bincount(labels, minlength=classes)).all()
+    z, top = classes - 1 + np.e, float(right.double().mean())
+    assert result.loss == pytest.approx(np.log(z) - top, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+@pytest.mark.parametrize("task", ["tokens", "multilabel", "regression"])
+def test_outputs_that_are_counted_in_parts_score_the_same(task, steps, monkeypatch):
+    n, draws = LONG, torch.Generator().manual_seed(steps)
+    targets = {
+        "tokens": torch.randint(7, (n, steps), generator=draws),
+        "multilabel": torch.rand(n, 7, generator=draws).round(),
+        "regression": 5 + torch.randn(n, *[steps] * (steps > 1), generator=draws),
+    }[task]
+    shape = {"tokens": (n, steps, 7), "multilabel": (n, 7), "regression": (n, steps)}[task]
+    outputs = torch.randn(shape, generator=draws)
+    samples, task = (torch.arange(n), targets), TASKS[task]
+    whole = score(lambda chosen: outputs[chosen], samples, task)
+    monkeypatch.setattr(evaluation, "MOST", 0)
+    parts = score(lambda chosen: outputs[chosen], samples, task)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
+    for key, count in whole.counts.items():
+        assert parts.counts[key].shape == count.shape
+        np.testing.assert_allclose(parts.counts[key], count, rtol=1e-12)
 
 
 def on_features(features):
