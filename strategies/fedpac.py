@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
+import torch
 
 from fedapps.method import (
     FINETUNING,
@@ -85,17 +86,28 @@ class FedPAC(Mixing):
         p = count / count.sum(1, keepdims=True).clip(1)
         h = np.stack([u.extras["first/mean"] for u in whole]) * p[..., None]
         v = np.array([float(u.extras["first/v"][0]) for u in whole])
-        alpha = [head_weights(h.reshape(len(h), -1), v, i) for i in range(len(h))]
+        h = shortened(h.reshape(len(h), -1))
+        alpha = [head_weights(h, v, i) for i in range(len(h))]
         means = super().aggregate(round_, iter(whole))
         self.mix_last([u.client for u in whole], np.stack(alpha))
         return means
 
 
+def shortened(h: np.ndarray) -> np.ndarray:
+    """Return rows of at most m values that are as far from each other as those of h [m, C d].
+
+    H^T = Q R, and Q changes no distance. The bits depend on `threads` only, not on those of NumPy.
+    """
+    rest: torch.Tensor = torch.linalg.qr(torch.from_numpy(h.T), mode="r").R
+    return rest.T.numpy()
+
+
 def head_weights(h: np.ndarray, v: np.ndarray, i: int) -> np.ndarray:
     """Return alpha_i [m]: the least sum_j a_j^2 v_j + ||sum_j a_j (h_i - h_j)||^2 (Eq. 9).
 
-    The a_j are at least 0, and their sum is 1. h is [m, C d]. If (sum - 1)^2 is added in place of
-    the last condition, the least squares with a >= 0 are the same but for a factor.
+    The a_j are at least 0, and their sum is 1. h is [m, C d], or `shortened`. If (sum - 1)^2 is
+    added in place of the last condition, the least squares with a >= 0 are the same but for a
+    factor.
     """
     from scipy.optimize import nnls
 
