@@ -5,7 +5,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
@@ -85,11 +85,9 @@ class Array:
         with reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
-    def read(self, file: BufferedReader | None, first: int, out: np.ndarray) -> None:
-        """Fill `out` with the rows that begin at row `first`."""
-        if self.offset is None or file is None:
-            out[...] = self.whole[first : first + len(out)].reshape(out.shape)
-            return
+    def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
+        """Fill `out` with the rows of a stored member that begin at row `first`."""
+        assert self.offset is not None
         file.seek(self.offset + first * out[0].nbytes)
         if file.readinto(out.data) != out.nbytes:
             raise EOFError(f"{self.key} ends early")
@@ -217,12 +215,16 @@ class Rows:
                 yield out
 
     def _fill(self, out: np.ndarray, array_of: np.ndarray, rows: np.ndarray) -> None:
-        """Read rows into `out`; consecutive rows of one array are read at once."""
+        """Read rows into `out`: those in memory at once, in a file consecutive ones at once."""
+        in_file = np.array([array.offset is not None for array in self.arrays])
+        for number in np.flatnonzero(~in_file):
+            mine = np.flatnonzero(array_of == number)
+            out[mine] = self.arrays[number].whole[rows[mine]].reshape(len(mine), *out.shape[1:])
+        if not in_file[array_of].any():
+            return
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
         path = self.arrays[0].path
-        in_file = any(array.offset is not None for array in self.arrays)
-        with reading(path), path.open("rb") if in_file else nullcontext() as file:
+        with reading(path), path.open("rb") as file:
             for first, last in pairwise([0, *ends.tolist(), len(rows)]):
-                if first < last:
-                    array = self.arrays[array_of[first]]
-                    array.read(file, int(rows[first]), out[first:last])
+                if in_file[array_of[first]]:
+                    self.arrays[array_of[first]].read(file, int(rows[first]), out[first:last])

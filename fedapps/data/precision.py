@@ -1,6 +1,6 @@
 """What float32, in which models compute, loses of numbers: small differences far from 0."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import some
 from fedapps.data.spec import LEAST_STD, moments
 
+ROWS = 4096  # that are looked at at once
 COARSE = 1e-5  # deviation, of the mean: steps of float32 are then a hundredth of it
 NOISE = 1e-13  # below, differences are those of float64 itself
 
@@ -17,10 +18,9 @@ def told(where: object, names: Sequence[str], values: np.ndarray, targets: bool)
 
     Raises `RunError` if all values of `targets` would count as equal.
     """
-    rows = values.reshape(-1, len(names)).astype(np.float64)
-    rows[~np.isfinite(rows)] = np.nan
+    rows = values.reshape(-1, len(names))
     with np.errstate(over="ignore", invalid="ignore"):  # numbers too large are refused elsewhere
-        mean, std = moments(lambda: [rows])
+        mean, std = moments(lambda: _finite(rows))
     far = np.abs(mean)
     found = np.flatnonzero((std > NOISE * far) & (std <= COARSE * far))
     if not len(found):
@@ -40,3 +40,11 @@ def told(where: object, names: Sequence[str], values: np.ndarray, targets: bool)
     if targets and lost:
         raise RunError(line)
     return [line]
+
+
+def _finite(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows in float64, some at a time; NaN is in place of what is not finite."""
+    for first in range(0, len(rows), ROWS):
+        block = rows[first : first + ROWS].astype(np.float64)
+        block[~np.isfinite(block)] = np.nan
+        yield block

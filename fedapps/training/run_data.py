@@ -45,10 +45,11 @@ class RunData:
         if not settings.num_clients:  # everybody whom the data name
             everyone = len(self.population.training) + len(self.population.held_out)
             self.settings = msgspec.structs.replace(settings, num_clients=everyone)
-        if found.normalization is None:
-            found = found.normalized(self._training_indices())
-        if task.scales and found.scaling is None:
-            found = found.scaled(self._training_indices())
+        scales = task.scales and found.scaling is None
+        if scales or found.normalization is None:
+            indices = self._training_indices()
+            found = found.normalized(indices)
+            found = found.scaled(indices) if scales else found
         self.task: Task = task.scaled(found.scaling or PLAIN)
         self.dataset = found
         self.torch_device = pick_torch_device(settings.device)

@@ -176,8 +176,12 @@ def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.
         raise RunError(
             f"{where(0)}: no column {lost[0]}; there are {some([*map(str, frame.columns)])}"
         )
-    features = [_features(frame[column.name], column, where) for column in columns]
-    return np.concatenate(features, axis=1)
+    widths = [len(column.texts) or 1 for column in columns]
+    features = np.empty((len(frame), sum(widths)))
+    ends = np.cumsum(widths).tolist()
+    for column, width, end in zip(columns, widths, ends, strict=True):
+        features[:, end - width : end] = _features(frame[column.name], column, where)
+    return features
 
 
 def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
