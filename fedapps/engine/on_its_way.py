@@ -48,12 +48,14 @@ class OnItsWay:
 
     def take(self) -> list[Answer]:
         """Take all updates out of the state."""
-        state, found = self.state, []
+        state, found = self.state, list[Answer]()
+        arrays: dict[str, Arrays] = {}
+        for name in [name for name in state if name.startswith(CHANGES)]:
+            owner, _, key = name.removeprefix(CHANGES).partition("/")
+            arrays.setdefault(owner, {})[key] = state.pop(name)
         for client, round_, finish, samples, weight in self._table().tolist():
-            prefix = f"{CHANGES}{int(client)}/"
-            names = [name for name in state if name.startswith(prefix)]
-            arrays = {name.removeprefix(prefix): state.pop(name) for name in names}
-            update = ClientUpdate(int(client), arrays, int(samples), weight=weight)
+            own = arrays.get(f"{int(client)}", {})
+            update = ClientUpdate(int(client), own, int(samples), weight=weight)
             found.append(Answer(finish, int(round_), update))
         state.pop(TABLE, None)
         return found
