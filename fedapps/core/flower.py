@@ -27,6 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
@@ -82,6 +84,12 @@ if not TYPE_CHECKING:  # otherwise mypy would accept any name
             ) from error
         globals()[name] = value  # this function is not called for it again
         return value
+
+
+def renyi(accountant: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the orders of an `RdpAccountant`, and the RDP of its releases at each: float [k]."""
+    backend = accountant._backend
+    return backend.orders, backend.rdp
 
 
 def version() -> str:

@@ -352,6 +352,21 @@ def test_epsilon_of_fixed_samples_is_that_of_replacing_a_client():
     assert guard.epsilon() > begun(central(dp_noise_multiplier=0.8, dp_delta=1e-3), 1, {})[0]
 
 
+def test_the_series_of_a_release_is_added_up_once_for_all_rounds(monkeypatch):
+    """It takes half a second with samples of a fixed size."""
+    composed, compose = [], RdpAccountant.compose
+    monkeypatch.setattr(
+        RdpAccountant, "compose", lambda own, *how: composed.append(how) or compose(own, *how)
+    )
+    guard = central(dp_noise_multiplier=0.913, dp_delta=1e-3, dp_sampling="fixed")
+    found = begun(guard, 5, {})
+    assert len(composed) == 1
+    mine, step = accountant(0.913 / 2, 5, 10, 1e-3, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
+    for epsilon in found:
+        step()
+        assert epsilon == pytest.approx(mine.get_epsilon(1e-3))
+
+
 def test_epsilon_of_local_noise_is_of_the_client_that_was_asked_most_often():
     """Gaussian mechanism with sensitivity 2 S, no sampling: closed form of the RDP, a / (2 z^2)."""
     guard = central(dp_mode="local", dp_noise_multiplier=6.0, dp_delta=1e-3)
