@@ -35,6 +35,7 @@ UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the train
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 GROWING = ("rounds.csv", "clients.csv", "events.csv")  # tables that get rows in each round
 NAME_MAX = 255  # bytes of a name, on most file systems
+BLOCK = 2**18  # bytes of a table that are read at once from its end
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
@@ -118,6 +119,27 @@ def rows_of(lines: Iterable[str]) -> list[dict[str, str]]:
     """Parse the lines of a table; an incomplete line of a killed run lacks its last columns."""
     rows = csv.DictReader(lines)
     return [{k: original(v) for k, v in row.items() if k and v is not None} for row in rows]
+
+
+def backwards(path: Path) -> Iterator[list[bytes]]:
+    """Yield the head of a table and the lines of a round below it, for each round, the last first.
+
+    The table is read in blocks from its end, as far as rounds are asked for. Raises OSError.
+    """
+    with path.open("rb") as file:
+        head, found, rest = file.readline().rstrip(b"\n"), list[bytes](), b""
+        begin, end = file.tell(), file.seek(0, os.SEEK_END)
+        while end > begin:
+            size = min(BLOCK, end - begin)
+            end = file.seek(end - size)
+            rest, *lines = (file.read(size) + rest).split(b"\n")
+            for line in filter(None, [*reversed(lines), *([rest] if end == begin else [])]):
+                if found and line.partition(b",")[0] != found[0].partition(b",")[0]:
+                    yield [head, *reversed(found)]
+                    found.clear()
+                found.append(line)
+        if found:
+            yield [head, *reversed(found)]
 
 
 def row_count(path: Path) -> int:

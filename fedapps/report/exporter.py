@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.core.prometheus import counter, gauge
+from fedapps.report.page.reading import Growing
 from fedapps.report.status import RunStatus, read
 from fedapps.wire.contacts import Contact
 from fedapps.wire.health import PACKAGES
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 def of_run(folder: Path) -> "Callable[[], Iterable[Metric]]":
     """Return what collects the figures of the run in a directory."""
-    return lambda: figures(read(folder))
+    tables = Growing()
+    return lambda: figures(read(folder, tables))
 
 
 def figures(status: RunStatus) -> "Iterator[Metric]":

@@ -1,21 +1,39 @@
 """Reads the tables of a run directory as data frames."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedapps.core.errors import RunError
+from fedapps.report import directory
 from fedapps.report.rows import NEWCOMERS, OF_TRAINING
 
 
-def read(path: Path, **how: Any) -> pd.DataFrame:
-    """Read a table; `how` are arguments of pandas.read_csv. Raises `RunError` if it is damaged."""
+def read(path: Path, content: bytes | None = None, **how: Any) -> pd.DataFrame:
+    """Read a table, or its `content`; `how` are arguments of pandas.read_csv.
+
+    Raises `RunError` if it is damaged.
+    """
     try:
-        return pd.read_csv(path, **how)
+        return pd.read_csv(path if content is None else io.BytesIO(content), **how)
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error
+
+
+def last(path: Path, column: str) -> pd.DataFrame:
+    """Read the rows of a table's last round with values in a column, and only those with one.
+
+    The table can be long, so it is read from its end. Raises `RunError` if it is damaged.
+    """
+    found = read(path, nrows=0)
+    for lines in directory.backwards(path):
+        found = read(path, b"\n".join(lines)).dropna(subset=[column])
+        if len(found):
+            break
+    return found
 
 
 def counted(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -72,10 +72,9 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     """Draw the pictures for which there are data, by name."""
     columns = columns_of(task_of(folder))
     figures, lead = columns.figures, columns.lead
-    rounds, clients = (frames.read(folder / name) for name in ("rounds.csv", "clients.csv"))
+    rounds = frames.read(folder / "rounds.csv")
     evaluated = evaluated_rounds(rounds, lead)
-    clients = clients.dropna(subset=[lead.personalized])  # rounds with personalization
-    clients = clients[clients["round"] == clients["round"].max()]
+    clients = frames.last(folder / "clients.csv", lead.personalized)  # of a personalization
     done = int(rounds["round"].max()) if len(rounds) else 0
     caption = Caption.of(flat, done, len(clients), lead)
     found: dict[str, Picture] = {}

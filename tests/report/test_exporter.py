@@ -18,6 +18,7 @@ from fedapps.core.errors import RunError
 from fedapps.device import exporter as of_device
 from fedapps.device import supernode
 from fedapps.report import exporter
+from fedapps.report.page import reading
 from fedapps.report.report import Report
 from fedapps.wire import contacts, health
 from tests.cli.test_status import DEVICES, GONE, VERSIONS, put_devices
@@ -97,6 +98,28 @@ def report_later(folder):
     again = cells | {"round": "2", "bytes_up": "5", "accuracy_personalized": "0.5"}
     with (folder / "rounds.csv").open("a") as file:
         file.write(",".join(again.values()) + "\n")
+
+
+def test_a_visit_parses_only_what_is_new(folder, monkeypatch):
+    """A run of days has hundreds of thousands of events, and a visit every few seconds."""
+    parsed, parse = [], reading.rows_of
+
+    def counted(lines):
+        found = parse(lines)
+        parsed.append(len(found))
+        return found
+
+    def events():
+        (metric,) = [metric for metric in figures() if metric.name == "fedapps_events"]
+        return {sample.labels["kind"]: sample.value for sample in metric.samples}
+
+    monkeypatch.setattr(reading, "rows_of", counted)
+    figures = exporter.of_run(folder)
+    before, first = events(), sum(parsed)
+    with (folder / "events.csv").open("a") as file:
+        file.write("1,3,failure,late\n")
+    assert events() == before | {"failure": before["failure"] + 1}
+    assert sum(parsed) == first + 1
 
 
 def test_a_port_in_use_is_refused_and_given_back(folder):

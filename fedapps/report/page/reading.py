@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from fedapps.core.options import flat
 from fedapps.report.about import task_of
 from fedapps.report.columns import Columns, columns_of
-from fedapps.report.directory import NAMES, rows_of
+from fedapps.report.directory import NAMES, backwards, rows_of
 from fedapps.report.rows import is_counted
 from fedapps.tasks import CLASSIFICATION, Metric, Task
 from fedapps.wire import contacts
@@ -42,17 +44,23 @@ class RunFiles:
     contacts: Contacts | None = None  # devices.json
 
     @classmethod
-    def read(cls, folder: Path, clients: bool = True) -> "RunFiles":
-        """Read a run directory; the tables of clients can be long, and be left out."""
+    def read(
+        cls, folder: Path, clients: bool = True, table: "Callable[[Path], list[Row]] | None" = None
+    ) -> "RunFiles":
+        """Read a run directory; the tables of clients can be long, and be left out.
+
+        `table` reads the tables of rounds and events; the default reads all of them.
+        """
+        table = table or _table
         return cls(
             folder,
             _config(folder / "config.toml"),
-            _table(folder / "rounds.csv"),
+            table(folder / "rounds.csv"),
             _last_evaluation(folder / "clients.csv") if clients else [],
             {row.get("client", ""): row.get("name", "") for row in _table(folder / NAMES)},
             _table(folder / "classes.csv"),
             _table(folder / "samples.csv") if clients else [],
-            _table(folder / "events.csv"),
+            table(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
             task_of(folder),
@@ -98,19 +106,45 @@ def number(row: Row, column: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+class Growing:
+    """Reads tables that grow again and again; each time, it parses only the lines that are new.
+
+    A table that has become shorter is read anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, str, list[Row]]] = {}
+
+    def __call__(self, path: Path) -> list[Row]:
+        """Return all rows of a table; none if it cannot be read."""
+        end, head, rows = self._known.get(path, (0, "", []))
+        try:
+            with path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < end:
+                    end, head, rows = 0, "", []
+                file.seek(end)
+                data = file.read()
+        except OSError:
+            return []
+        size = data.rfind(b"\n") + 1
+        *lines, begun = _plain(data).split("\n")
+        if not head and lines:
+            head = lines.pop(0)
+        rows = rows + rows_of([head, *lines])
+        self._known[path] = end + size, head, rows  # at once, because visits can overlap
+        return rows + (rows_of([head, begun]) if head else [])
+
+
 def _table(path: Path) -> list[Row]:
     return rows_of(_lines(path))
 
 
 def _last_evaluation(path: Path) -> list[Row]:
     """Parse only the lines of the last round: the whole table can be long."""
-    head, *lines = _lines(path)
-    if not lines:
+    try:
+        return rows_of(map(_plain, next(backwards(path), [])))
+    except OSError:
         return []
-    round_, first = lines[-1].partition(",")[0] + ",", len(lines) - 1
-    while first > 0 and lines[first - 1].startswith(round_):
-        first -= 1
-    return rows_of([head, *lines[first:]])
 
 
 def _lines(path: Path) -> list[str]:
@@ -120,9 +154,13 @@ def _lines(path: Path) -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8", errors="replace").replace("\0", "")
+        return _plain(path.read_bytes())
     except OSError:
         return ""
+
+
+def _plain(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace").replace("\0", "")
 
 
 def _config(path: Path) -> dict[str, Any]:
