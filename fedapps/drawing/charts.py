@@ -149,14 +149,16 @@ def heat_chart(
     box = chart.box = replace(chart.box, y_grid=False)
     wide, high = (box.right - box.left) / columns, (box.bottom - box.top) / rows
     most = max((value for *_, value in cells), default=0.0) or 1.0
-    levels: dict[int, str] = {}
+    levels: dict[int, list[str]] = {}
     for column, row, value in cells:
         # The square root keeps a handful of samples visible next to hundreds.
         level = math.ceil(8 * math.sqrt(value / most))
         x, y = box.left + column * wide, box.bottom - (row + 1) * high
         cell = f"M{written(x)} {written(y)}h{written(wide)}v{written(high)}h-{written(wide)}z"
-        levels[level] = levels.get(level, "") + cell
-    chart.marks = [Mark(d, f"level-{level}", "heat") for level, d in sorted(levels.items())]
+        levels.setdefault(level, []).append(cell)
+    chart.marks = [
+        Mark("".join(found), f"level-{level}", "heat") for level, found in sorted(levels.items())
+    ]
     chart.x_ticks = [
         Tick(round(box.left + (c + 0.5) * wide, 1), f"{c:g}")
         for c in steps(0, columns - 1, 10, True)

@@ -7,6 +7,7 @@ client.predict(inputs)
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,11 @@ class FinishedRun:
             raise RunError(f"{folder}: no round of this run has finished")
         return cls(folder, space, strategy, int(rows[-1]["round"]), whole=not strategy.state)
 
+    @cached_property
+    def stored(self) -> Settings:
+        """The settings of the run itself, to which the states of its clients belong."""
+        return settings_of(self.folder, {})
+
     @property
     def initial(self) -> tuple[str, ...]:
         """The layers of the shared model in which some arrays are still as initialized."""
@@ -157,7 +163,7 @@ class FinishedRun:
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients
         folder = state_folder(self.folder, number, clients)
-        store = ClientStore(folder, owner=owner(settings_of(self.folder, {}), number))
+        store = ClientStore(folder, owner=owner(self.stored, number))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(

@@ -428,6 +428,21 @@ def test_an_unmet_minimum_ends_after_so_many_draws(monkeypatch):
         shares(labels, num_train, chosen)
 
 
+@pytest.mark.parametrize(("clients", "lines"), [(10, 0), (40, 1)])
+def test_draws_that_take_long_are_told_once(clients, lines, monkeypatch, caplog):
+    monkeypatch.setattr(dirichlet, "MAX_DRAWS", 50)
+    monkeypatch.setattr(dirichlet, "TOLD", 10 * 20 * 40)  # 20 draws for 40 clients
+    monkeypatch.setattr(dirichlet, "_cut", lambda drawn, *rest: np.zeros_like(drawn))
+    labels, num_train = balanced(10, 100, 20)
+    with pytest.raises(RunError, match="none of 50 draws"):
+        shares(labels, num_train, make(partitioner="dirichlet", num_clients=clients, alpha=0.1))
+    told = [line for line in caplog.messages if "draws with alpha = 0.1 gave all" in line]
+    assert len(told) == lines
+    if lines:
+        assert told[0].endswith("; 50 are tried")
+        assert 20 < int(told[0].split("none of ")[1].split()[0]) < 50
+
+
 # adding a partitioner -----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.data.sources.digits import DIGITS
 from fedapps.device import personalized, run_models
-from fedapps.engine import again
+from fedapps.engine import again, finished
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
@@ -211,3 +211,19 @@ def test_another_evaluation_tells_small_errors(serial_run, read_csv, monkeypatch
     means = [float(row[f"mae_{when}"]) for when in ("initial", "personalized")]
     assert [float(told[0]), float(told[2])] == pytest.approx(means, rel=5e-4)
     assert 0 < means[1] < 1e-4
+
+
+def test_the_settings_of_a_run_are_read_once_for_all_clients(tiny_run, monkeypatch):
+    folder, read = tiny_run('strategy="fedper" checkpoint-every=1'), []
+    settings_of = finished.settings_of
+
+    def counted(*given):
+        read.append(given)
+        return settings_of(*given)
+
+    monkeypatch.setattr(finished, "settings_of", counted)
+    run = FinishedRun.open(folder)
+    opened = len(read)
+    for client in range(4):
+        run.evaluate(client)
+    assert len(read) <= opened + 1

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedapps.core import log
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
@@ -9,6 +10,7 @@ from fedapps.core.words import number
 from fedapps.data.partitioners.dealing import deal
 
 MAX_DRAWS = 10_000
+TOLD = 2**24  # proportions that are drawn without a word, in some seconds
 
 
 def owners(labels: np.ndarray, settings: Settings) -> np.ndarray:
@@ -31,7 +33,7 @@ def _counts(sizes: np.ndarray, settings: Settings) -> np.ndarray:
         )
     rng = partition_generator(settings.seed, "dirichlet")
     largest = max(1, 2**18 // (clients * len(sizes)))  # draws in 2 MiB of proportions
-    tried, batch = 0, 1
+    tried, batch, told = 0, 1, False
     while tried < MAX_DRAWS:
         batch = min(batch, MAX_DRAWS - tried)
         drawn = rng.dirichlet(np.full(clients, settings.alpha), size=(batch, len(sizes)))
@@ -41,6 +43,13 @@ def _counts(sizes: np.ndarray, settings: Settings) -> np.ndarray:
         if good.any():
             return counts[good.argmax()].T.astype(np.int64)
         tried, batch = tried + batch, min(2 * batch, largest)
+        if not told and tried * drawn[0].size > TOLD:
+            told = True
+            log.info(
+                f'partitioner = "dirichlet": none of {tried:,} draws with alpha ='
+                f" {settings.alpha:g} gave all {number(clients, 'client')} min-samples = {least};"
+                f" {MAX_DRAWS:,} are tried"
+            )
     balance = "" if settings.dirichlet_balance else ", dirichlet-balance = true"
     raise RunError(
         f'partitioner = "dirichlet": none of {MAX_DRAWS:,} draws with alpha = {settings.alpha:g}'
