@@ -44,7 +44,7 @@ class ResidentModel:
     def fingerprint(self) -> str:
         """Digest of the initial model, which can differ if processes have other libraries."""
         digest = hashlib.sha256()
-        frozen = {k: v.numpy() for k, v in self.counters.items() if v.is_floating_point()}
+        frozen = {k: v.cpu().numpy() for k, v in self.counters.items() if v.is_floating_point()}
         for key, value in (self.initial | frozen).items():
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
@@ -89,10 +89,10 @@ def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     initial = take(module, layout.keys_of(layout.names))
     for array in initial.values():
         array.flags.writeable = False
-    state = module.state_dict()
-    counters = {key: value.clone() for key, value in state.items() if key not in initial}
     module.to(data.torch_device)
     module.to(memory_format=torch.channels_last)
+    state = module.state_dict()  # where the model is, so that no visit copies it there
+    counters = {key: value.clone() for key, value in state.items() if key not in initial}
     dtype = torch.int64 if inputs.is_whole else None
     facts = profile(module, layout, inputs.shape, dtype)
     return ResidentModel(module, layout, facts, initial, counters, source, fresh)

@@ -103,6 +103,22 @@ def test_a_run_on_the_pretended_gpu_gives_the_same_numbers(options, serial_run, 
         assert (found / name).read_bytes() == (expected / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("options", ["", "adapter-rank=1"])
+def test_what_never_changes_is_not_sent_to_the_gpu_for_each_client(
+    options, flat_config, tiny_npz, gpu
+):
+    """Frozen weights and the counters of BatchNorms; the rest has arrays of its own."""
+    keys = f'{tiny_npz} model="lenet5" {options}'
+    here = Workspace(read(flat_config(keys)))
+    with gpu:
+        space = Workspace(read(flat_config(keys, 'device="cuda"')))
+        assert space.resident.fingerprint == here.resident.fingerprint
+        gpu.counts.clear()
+        space.reset({})
+    assert len(space.resident.counters) > 0
+    assert gpu.counts["copies"] == len(space.initial)
+
+
 def test_a_device_with_a_gpu_keeps_its_model(flat_config, no_plots, make_npz, gpu, tmp_path):
     found = []
     for device in ("cpu", "cuda"):
