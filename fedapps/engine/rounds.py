@@ -152,7 +152,8 @@ class Rounds:
     def aggregate_evaluate(self, round_: int, replies: Iterable[Message]) -> None:
         """Collect the scores in client order; write the round's rows and a checkpoint if due."""
         round_ += self.recovery.done
-        updates = list(self.exchange.updates(replies, self.layout, self.checks.evaluation))
+        found = self.exchange.updates(replies, self.layout, self.checks.evaluation)
+        updates = [update.without_counts() for update in found]
         self._handle_failures(round_, "evaluate")
         for update in updates:
             self.recovery.see(round_, update, self.report)

@@ -34,6 +34,11 @@ class ClientUpdate:
     extras: Arrays = field(default_factory=dict)
     checked: Any = None
 
+    def without_counts(self) -> "ClientUpdate":
+        """Return the update without the metrics that are lists, which `checked` has as arrays."""
+        scalars: Metrics = {key: m for key, m in self.metrics.items() if not isinstance(m, list)}
+        return dataclasses.replace(self, metrics=scalars)
+
 
 class OnePass(Iterator[ClientUpdate]):
     """Updates that can be iterated over once: they are not stored, as they can be whole models.
