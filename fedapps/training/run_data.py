@@ -48,7 +48,7 @@ class RunData:
         scales = task.scales and found.scaling is None
         if scales or found.normalization is None:
             indices = self._training_indices()
-            found = found.normalized(indices)
+            found = found if found.normalization else found.normalized(indices)
             found = found.scaled(indices) if scales else found
         self.task: Task = task.scaled(found.scaling or PLAIN)
         self.dataset = found

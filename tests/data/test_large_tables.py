@@ -97,3 +97,15 @@ def test_a_regression_goes_through_its_clients_once(tmp_path, flat_config, monke
     assert len(passes) == 1
     assert data.dataset.scaling.mean == pytest.approx([(3 + x[chosen, 0]).mean()], rel=1e-6)
     assert data.dataset.normalization.mean == pytest.approx(x[chosen].mean(0).tolist(), rel=1e-5)
+
+
+def test_a_regression_of_images_keeps_their_normalization(tmp_path, flat_config):
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    np.savez(tmp_path / "i.npz", images=images, labels=images.mean((1, 2)).astype(int))
+    flat = flat_config(
+        f'dataset="{tmp_path}/i.npz" task="regression" model="mlp"',
+        'num-clients=3 partitioner="iid" split="merged"',
+    )
+    found = RunData(config.read(flat)).dataset
+    assert (found.normalization.mean, found.normalization.std) == ((0.5,), (0.5,))
+    assert found.scaling.mean != (0.0,)
