@@ -20,7 +20,7 @@ from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.files import alone, writing
 from fedapps.core.schema import Scalar, literal
-from fedapps.engine import checkpoint
+from fedapps.engine import checkpoint, resume
 from fedapps.report import directory
 
 LOGS = "logs"  # folder of the output of runs; a finished run has its log in its own folder
@@ -92,6 +92,8 @@ class Sweep:
             if folder.exists() and checkpoint.rounds(folder):
                 flat |= {"resume": str(folder), "run-name": ""}
             elif folder.exists():
+                with resume.alone(folder):
+                    pass  # over NFS, a file that is open could not be deleted
                 shutil.rmtree(folder)
             worker.run(flat, log, at_once=at_once)
             log.unlink()

@@ -1,5 +1,6 @@
 """Files that are either complete or not there at all, JSON, and locks between processes."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,8 @@ Content = TypeVar("Content")
 # NumPy parses headers with `ast`, which fails in CPython 3.11 if two threads do it at once: "AST
 # constructor recursion depth mismatch" (python/cpython#106905).
 parsing = Lock()
+
+LOCK = ".lock"  # locked for its folder, because over NFS other machines do not see a folder's lock
 
 
 @contextmanager
@@ -121,9 +124,10 @@ def remove_left_over(folder: Path) -> None:
 def held(path: Path) -> Iterator[bool]:
     """Lock a folder or a file in this context; gives False if another process has locked it.
 
-    The system releases the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends. Raises `RunError` if the
+    path cannot be opened.
     """
-    with _locked(path, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+    with _locked(path, 0, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
         yield free
 
 
@@ -142,24 +146,37 @@ def in_turn(path: Path) -> Iterator[None]:
 
     A file is created if it does not exist. Raises `RunError` if it cannot be written.
     """
-    with _locked(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX):
+    with _locked(path, os.O_CREAT, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
-def _locked(path: Path, flags: int, operation: int) -> Iterator[bool]:
+def _locked(path: Path, create: int, operation: int) -> Iterator[bool]:
     with writing(path):
-        handle = os.open(path, flags, 0o666)
+        folder = path.is_dir()
+        handle = _lock_of(path) if folder else os.open(path, os.O_RDWR | create, 0o666)
     free = True
     try:
-        with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(handle, operation)
-            except BlockingIOError:
-                free = False
+        try:
+            fcntl.flock(handle, operation)
+        except BlockingIOError:
+            free = False
+        except OSError as error:  # else it is a file system without locks
+            free = error.errno != errno.EBADF  # it has them, but not for who may only read
         yield free
     finally:
         os.close(handle)
+
+
+def _lock_of(folder: Path) -> int:
+    """Open the file whose lock is that of a folder; who may only read gets what there is."""
+    file = folder / LOCK
+    try:
+        return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(file if file.exists() else folder, os.O_RDONLY)
 
 
 def _sync_folder(folder: Path) -> None:

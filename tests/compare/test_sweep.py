@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fedapps.compare import progress
+from fedapps.compare import progress, workers
+from fedapps.compare import sweep as sweep_
 from fedapps.compare.grid import Point
 from fedapps.core.files import held
 
@@ -246,6 +247,24 @@ def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(w
     assert (other["status"], other["out"]) == (1, "")
     told = "has a run with other settings: lr is 0.06 there and 0.05 here; use another --output"
     assert other["err"] == f"error: {changed.parent} {told}\n"
+
+
+def test_a_run_of_another_process_is_not_deleted(tmp_path, monkeypatch):
+    """Where it has no checkpoint yet, and the other process is no sweep, or on another machine."""
+
+    def run(*_, **__):
+        raise AssertionError("the other run goes on")
+
+    monkeypatch.setattr(workers.Worker, "run", run)
+    point = Point("a", {"num-rounds": 1, "seed": 0})
+    mine = tmp_path / point.name / ".theirs"
+    mine.parent.mkdir()
+    mine.touch()
+    own = sweep_.Sweep(tmp_path, [point], jobs=1)
+    with held(mine.parent):
+        own.run()
+    assert "this run is going on in another process" in own.failed[point.label]
+    assert mine.exists()
 
 
 def test_a_point_that_fails_costs_that_point_only(sweep, own, tmp_path):

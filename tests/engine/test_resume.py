@@ -257,7 +257,7 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, se
     before = contents(folder)
     hold = (
         "import fcntl, os, sys\n"
-        f"handle = os.open({str(folder)!r}, os.O_RDONLY)\n"
+        f"handle = os.open({str(folder / '.lock')!r}, os.O_RDWR)\n"
         "fcntl.flock(handle, fcntl.LOCK_EX)\nprint('held', flush=True)\nsys.stdin.read()\n"
     )
     other = subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1, text=True)

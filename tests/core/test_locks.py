@@ -1,0 +1,78 @@
+"""Locks between processes, on file systems that lock only what is open for writing."""
+
+import errno
+import fcntl
+import os
+import stat
+
+import pytest
+
+from fedapps.core.errors import RunError
+from fedapps.core.files import alone, held, in_turn
+
+
+@pytest.fixture
+def nfs(monkeypatch):
+    """Make `flock` what it is over NFS: folders are locked in vain, and what is only read never."""
+    flock, locked = fcntl.flock, []
+
+    def of_nfs(handle, operation):
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                return  # for this machine only
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(handle, operation)
+        locked.append(os.fstat(handle).st_mode)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    return locked
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Return refuse(path), after which this user may only read it."""
+    opened, only_read = os.open, set()
+
+    def open_(path, flags, *mode):
+        if path in only_read and flags & os.O_ACCMODE != os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_)
+    return only_read.add
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_lock_holds_on_nfs(is_folder, nfs, tmp_path):
+    path = tmp_path if is_folder else tmp_path / "file"
+    path.touch()
+    with held(path) as free:
+        assert free
+        with held(path) as free:
+            assert not free
+        with pytest.raises(RunError, match="mine"), alone(path, "mine"):
+            raise AssertionError
+    with in_turn(path), held(path) as free:
+        assert not free
+    assert len(nfs) == 2 and all(map(stat.S_ISREG, nfs))
+
+
+def test_who_may_not_write_a_folder_is_told_that_it_is_held(nfs, refuse, tmp_path):
+    """As `fedapps status` asks about another user's run."""
+    with held(tmp_path) as free:
+        refuse(tmp_path / ".lock")
+        with held(tmp_path) as other:
+            assert free and not other
+
+
+def test_a_folder_without_a_lock_that_nobody_may_write_is_free(nfs, refuse, tmp_path):
+    refuse(tmp_path / ".lock")
+    with held(tmp_path) as free:
+        assert free
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_gone_is_not_made_by_asking_who_holds_it(tmp_path):
+    with pytest.raises(RunError, match="gone: No such file"), held(tmp_path / "gone"):
+        pass
+    assert not [*tmp_path.iterdir()]
