@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
-from fedapps.core.words import closest, span
+from fedapps.core.words import closest, composed, span
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
@@ -25,7 +25,7 @@ def class_names(text: str, count: int) -> tuple[str, ...]:
     """Return the names of the classes: their numbers if none are set; raises `RunError`."""
     if not text:
         return tuple(map(str, range(count)))
-    words = tuple(word.strip() for word in text.split(","))
+    words = tuple(word.strip() for word in composed(text).split(","))
     if len(set(words)) != count or len(words) != count or "" in words:
         raise RunError(
             f'class-names = "{text}": must be {count} different names (num-classes), such as'
@@ -65,6 +65,7 @@ def unseen(text: str, count: int, seed: int, names: Sequence[str] = ()) -> tuple
     `names` are those of the clients, if the data name them. A word that is a name is taken for it.
     """
     number_of = {name: number for number, name in enumerate(names)}
+    text = composed(text)
     words = [text] if text in number_of else [word.strip() for word in text.split(",")]
     words = [word for word in words if word]
     try:

@@ -1,6 +1,7 @@
 """Words for messages: the most similar name, a number with its noun, the first names of many."""
 
 import difflib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -57,6 +58,11 @@ def number(count: int, noun: str) -> str:
 def some(names: Sequence[str]) -> str:
     """Return the first names, and dots if there are more."""
     return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
+
+
+def composed(text: str) -> str:
+    """Return a name as it is compared: a Mac's names of files have ü as two characters, u and ¨."""
+    return unicodedata.normalize("NFC", text)
 
 
 def alike(what: str, names: Sequence[str]) -> list[str]:

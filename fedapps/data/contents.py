@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
-from fedapps.core.words import number
+from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
 from fedapps.data.npz import KEYS, OTHERS, Array, Rows, headers, members
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
@@ -71,7 +71,10 @@ def _groups(
             f"{path}: {keys[0]} has shape {list(values.shape)} and dtype {values.dtype}; must be"
             f" texts or integers, one for each of {number(size, 'sample')}"
         )
-    return values
+    if values.dtype.kind != "U":
+        return values
+    names, of = np.unique(values, return_inverse=True)
+    return np.array([*map(composed, names.tolist())], str)[of]
 
 
 def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) -> Dataset:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
+from fedapps.core.words import composed
 from fedapps.data.spec import CURE
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -103,7 +104,8 @@ def held(path: Path, key: str, values: np.ndarray) -> Array:
 def class_names(path: Path) -> tuple[str, ...]:
     """Return the names of classes or labels that an .npz may contain; () if it has none."""
     with reading(path), parsing, np.load(path, allow_pickle=False) as file:
-        return tuple(map(str, file["class_names"].ravel())) if "class_names" in file else ()
+        names = file["class_names"].ravel() if "class_names" in file else ()
+        return tuple(composed(str(name)) for name in names)
 
 
 def members(path: Path) -> list[str]:

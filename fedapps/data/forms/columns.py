@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError
-from fedapps.core.words import some
+from fedapps.core.words import composed, some
 from fedapps.data.forms.form import Where
 from fedapps.data.forms.frames import holds_texts
 
@@ -35,7 +35,7 @@ class Column:
 
 def parsed(text: str) -> list[Column]:
     """Read a rule; raises `RunError` if a name is missing or occurs twice."""
-    words = [word.strip().partition("=") for word in text.split(",")]
+    words = [word.strip().partition("=") for word in composed(text).split(",")]
     found = [
         Column(name.strip(), tuple(map(str.strip, texts.split("|"))) if texts else ())
         for name, _, texts in words
@@ -75,8 +75,8 @@ def numbers(values: pd.Series) -> np.ndarray:
 
 
 def stripped(values: pd.Series) -> np.ndarray:
-    """Return a column as texts [N] without the blanks around them."""
-    return values.astype(str).str.strip().to_numpy(object)
+    """Return a column as `composed` texts [N] without the blanks around them."""
+    return values.astype(str).str.strip().map(composed, na_action="ignore").to_numpy(object)
 
 
 def are_numbers(values: pd.Series) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import alike, some
+from fedapps.core.words import alike, composed, some
 from fedapps.data.dataset import Dataset
 
 PARTS = ("train", "val", "test")
@@ -47,8 +47,8 @@ class Form:
         """Return what the settings say."""
         s = settings
         return cls(
-            s.target_column, s.client_column, s.columns, s.missing, s.window, s.window_step,
-            tuple(names), numbers=s.task == "regression",
+            composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
+            s.window_step, tuple(names), numbers=s.task == "regression",
         )  # fmt: skip
 
     @property
@@ -121,12 +121,13 @@ def class_numbers(
     `known` are the names of a run on devices; without them, the labels are sorted, as numbers if
     all are. `where` says where each label is. Raises `RunError` for a label that is not `known`.
     """
-    found = sorted(set(labels.tolist()))
+    texts, known = [*map(composed, labels.tolist())], tuple(map(composed, known))
+    found = sorted(set(texts))
     if all(name.isdecimal() for name in found):
         found.sort(key=int)
     names = known or tuple(found)
     number_of = {name: number for number, name in enumerate(names)}
-    for row, label in enumerate(labels.tolist()):
+    for row, label in enumerate(texts):
         if label not in number_of:
             raise RunError(f"{where(row)}: class {label}; the run has {some(names)} (class-names)")
-    return np.array([number_of[label] for label in labels.tolist()], np.int64), names
+    return np.array([number_of[label] for label in texts], np.int64), names

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.words import some
+from fedapps.core.words import composed, some
 from fedapps.data.forms.form import File, kind_of
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -133,7 +133,7 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str]) -> pd.Dat
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
         raise RunError(f"{path}: has no rows")
-    return frame.rename(columns=lambda name: str(name).strip())
+    return frame.rename(columns=lambda name: composed(str(name).strip()))
 
 
 def _csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
@@ -144,7 +144,7 @@ def _csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
     if len(names) == 1 and set(";\t") & set(str(names[0])):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
     pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
-    plain = [name for name in head.iloc[0].dropna() if name.strip() in texts]
+    plain = [name for name in head.iloc[0].dropna() if composed(name.strip()) in texts]
     frame = pd.read_csv(
         path,
         na_values=UNKNOWN,

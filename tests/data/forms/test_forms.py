@@ -267,6 +267,29 @@ def test_pictures_in_folders(places, num_train, groups, tmp_path):
     assert data.names == ("cat", "dog")
 
 
+def test_names_that_a_mac_writes_in_two_characters_are_the_same(tmp_path, frame):
+    """In Müller, the ü is one character, or the two of "u" and "combining diaeresis"."""
+    one, two = "M\u00fcller", "Mu\u0308ller"
+    for place in (f"train/{two}", f"test/{one}", "train/Mzyk"):
+        (tmp_path / "pictures" / place).mkdir(parents=True)
+        Image.fromarray(np.zeros((6, 5), np.uint8)).save(tmp_path / "pictures" / place / "1.png")
+    data = load(str(tmp_path / "pictures"), "")
+    assert data.names == ("Mzyk", one) and data.target_values.tolist() == [1, 0, 1]
+    known = load(str(tmp_path / "pictures"), "", Form(names=(two, "Mzyk")))
+    assert known.target_values.tolist() == [0, 1, 0]
+
+    spelt = np.array([one, two])[np.arange(N) % 2]
+    columns = {"age": AGE, "sex": spelt, two: WHO, "ill": ILL}
+    (tmp_path / "clients").mkdir()
+    for who in (one, two):
+        table = pd.DataFrame({**columns, two: who})
+        table.to_csv(tmp_path / "clients" / f"{who[:-1]}-.csv", index=False)
+    settings = read(parse([f'client-column="{one}" columns="age,sex={two}"']))
+    data = load(str(tmp_path / "clients"), "", Form.of(settings))
+    assert {*data.groups} == {one} and data.columns == f"age,sex={one}"
+    assert tensors(data)[0][:, 1].all()
+
+
 def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted(tmp_path):
     colors = np.random.default_rng(3).integers(0, 256, (5, 6, 5, 3), np.uint8)
     for number, pixels in enumerate(colors):
