@@ -14,8 +14,9 @@ from fedapps.report.about import Fingerprints
 
 NAMES = {
     "data": "the samples",
-    "method": "the method's code",
+    "code": "the method's code",  # earlier versions: "method", another one for each Python
     "model": "the model's code or initial values",
+    "own-model": "the model's code or initial values",  # earlier versions: "model", as above
 }
 
 
@@ -25,8 +26,10 @@ def fingerprints(strategy: BaseStrategy) -> Fingerprints:
     name, model = space.settings.strategy, own.file_of(space.settings.model)
     classes = {*type(strategy).__mro__, *registry.client_class(name).__mro__}
     found = {
-        "method": _code(path for cls in classes if (path := _file(cls))),
-        "model": _short(space.resident.fingerprint, _code([model] if model else [])),
+        "code": _code(path for cls in classes if (path := _file(cls))),
+        "own-model" if model else "model": _short(
+            space.resident.fingerprint, _code([model] if model else [])
+        ),
     }
     return found if space.settings.dataset == DEVICE else {"data": space.dataset.digest, **found}
 
@@ -46,7 +49,20 @@ def _file(cls: type) -> Path | None:
 
 def _code(files: Iterable[Path]) -> str:
     """Return a digest of Python files; comments and how the code is laid out do not count."""
-    return _short(*sorted(ast.unparse(ast.parse(path.read_bytes())) for path in {*files}))
+    return _short(*sorted(_tree(ast.parse(path.read_bytes())) for path in {*files}))
+
+
+def _tree(node: object) -> str:
+    """Write a syntax tree as a text that is the same in each version of Python."""
+    if isinstance(node, ast.AST):
+        fields = dict(ast.iter_fields(node))
+        if isinstance(node, ast.JoinedStr):  # Python 3.12.1 adds an empty text to a format
+            fields["values"] = [part for part in node.values if getattr(part, "value", 0) != ""]
+        words = [f"{name}={_tree(of)}" for name, of in fields.items() if of not in (None, [])]
+        return f"{type(node).__name__}({','.join(words)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_tree, node))}]"
+    return repr(node)
 
 
 def _short(*texts: str) -> str:

@@ -157,7 +157,7 @@ def check_fingerprints(folder: Path, strategy: BaseStrategy) -> None:
     """Raise `RunError` if the run began with other data, code or initial values."""
     found = fingerprints.changed(fingerprints_of(folder), fingerprints.fingerprints(strategy))
     if found:
-        has = "has" if found == [fingerprints.NAMES["method"]] else "have"
+        has = "has" if found == [fingerprints.NAMES["code"]] else "have"
         raise RunError(
             f"{folder}: {' and '.join(found)} {has} changed since the run began; put back what was"
             " there, or start a new run"

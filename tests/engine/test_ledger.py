@@ -188,7 +188,7 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, feder
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
     assert manifest["epsilon"] == pytest.approx(both) and manifest["delta"] == DELTA
-    assert manifest["fingerprints"].keys() == {"data", "method", "model"}
+    assert manifest["fingerprints"].keys() == {"data", "code", "model"}
 
 
 def test_a_run_beyond_the_budget_is_refused_before_it_begins(
