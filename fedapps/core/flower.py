@@ -33,6 +33,7 @@ from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message as make_message
+    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import unflatten_dict as unflatten_dict
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.common.logger import log as log
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 CLOCK_AHEAD, CLOCK_BEHIND = 5, 305  # seconds; Flower refuses a device whose clock is off by more
 TESTED = "1.41"  # the version in requirements.lock, which is known to work
 _MODULES = {
+    "flwr.cli.constant": ("LOCAL_SUPERLINK_HTTP_API_PORT",),
     "flwr.app.message": ("make_message",),
     "flwr.common.config": ("unflatten_dict",),
     "flwr.common.constant": ("ErrorCode",),

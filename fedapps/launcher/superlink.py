@@ -21,6 +21,7 @@ from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     env["PATH"] = search_path()
+    env |= {name: _direct(env.get(name) or env.get(other, "")) for name, other in NO_PROXY}
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
     if home is not None and own:
@@ -108,7 +110,24 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
         env[PORT] = str(choose_port(home, port))
     elif port is not None:
         env[PORT] = str(port)
+    if home is None and own:
+        from fedapps.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT  # takes a second
+
+        _check_port(int(env.get(PORT) or LOCAL_SUPERLINK_HTTP_API_PORT))
     return env
+
+
+def _direct(hosts: str) -> str:
+    """Add this machine, where Flower's programs reach each other, to the hosts without a proxy."""
+    return hosts if hosts == "*" else ",".join(filter(None, [hosts, "127.0.0.1,localhost"]))
+
+
+def _check_port(port: int) -> None:
+    """Raise `RunError` if the SuperLink on Flower's fixed port is somebody else's."""
+    link = superlink(None)
+    if (link is None or link.port != port) and not _free(port):
+        told = f"port {port} is in use, and not by a SuperLink of {flower_home(None)}"
+        raise RunError(f"{told}; use --home or --port")
 
 
 def choose_port(home: Path, port: int | None = None) -> int:

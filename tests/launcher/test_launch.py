@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -223,7 +224,43 @@ class TestHome:
         env = superlink.environment(tmp_path, None)
         assert {key: env[key] for key in env if key.startswith("RAY_A")} == {name: "mine"}
 
+    @pytest.mark.parametrize(("given", "expected"), [
+        ({}, ["127.0.0.1,localhost"] * 2),
+        ({"NO_PROXY": "site"}, ["site,127.0.0.1,localhost"] * 2),
+        ({"NO_PROXY": "a", "no_proxy": "b"}, ["a,127.0.0.1,localhost", "b,127.0.0.1,localhost"]),
+        ({"no_proxy": "*"}, ["*", "*"]),
+    ])  # fmt: skip
+    def test_this_machine_is_not_asked_through_a_proxy(self, given, expected, monkeypatch):
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        for name, hosts in {"http_proxy": "http://10.0.0.1:3128", **given}.items():
+            monkeypatch.setenv(name, hosts)
+        env = superlink.environment(None, own=False)
+        assert [env["NO_PROXY"], env["no_proxy"]] == expected
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, env[name])
+        assert urllib.request.proxy_bypass_environment("127.0.0.1:39093")
+
+    def test_without_a_home_the_port_must_not_be_another_user_s(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            monkeypatch.setenv(superlink.PORT, str(port))
+            told = f"port {port} is in use, and not by a SuperLink of {tmp_path}; use --home or"
+            with pytest.raises(RunError, match=told):
+                superlink.environment(None)
+            with pytest.raises(RunError, match=told):
+                superlink.environment(None, port)
+            superlink.environment(None, own=False)
+            superlink.environment(tmp_path)
+            link = SuperLink(1, port, superlink.bin_dir())
+            monkeypatch.setattr(superlink, "superlink", lambda home: link)
+            assert superlink.environment(None)[superlink.PORT] == str(port)
+
     def test_without_a_home_flower_s_own_choice_holds(self, monkeypatch):
+        monkeypatch.setattr(superlink, "_free", lambda port: True)
         monkeypatch.setenv("FLWR_HOME", "/somewhere")
         monkeypatch.delenv(superlink.PORT, raising=False)
         env = superlink.environment(None, None)
