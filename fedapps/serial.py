@@ -80,11 +80,11 @@ def idle_workers(run_config: Flat, runs: int) -> int:
 
     It is 1 where more are impossible or would change the last digits of the results.
     """
-    from fedapps.core import config
+    from fedapps.core import cgroups, config
 
     if sys.platform != "linux":
         return 1
-    settings, workers = config.read(run_config), max(1, len(os.sched_getaffinity(0)) // runs)
+    settings, workers = config.read(run_config), max(1, cgroups.cores() // runs)
     if settings.presum or settings.group:  # the clients of a worker are summed, or work, together
         return 1
     try:

@@ -3,19 +3,18 @@
 import ctypes
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import product
 
 from rich.filesize import decimal
 
-from fedapps.core import log
+from fedapps.core import cgroups, log
 from fedapps.core.errors import RunError
 
 TOLD_FROM = 10**9  # bytes; less is not reported
-CGROUPS = Path("/sys/fs/cgroup")
 # For cgroups v2 and v1: the limit, the usage, and the statistics, which count file caches.
 _FILES = (
     ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
 )
 _CACHED = ("active_file", "inactive_file")
 _LARGEST = 2**30  # bytes of one block
@@ -59,10 +58,10 @@ def available() -> int:
 
 
 def _left_in_container() -> Iterator[int]:
-    for limit, used, stat in _FILES:
+    for folder, (limit, used, stat) in product(cgroups.folders("memory"), _FILES):
         try:
-            most, now = int((CGROUPS / limit).read_text()), int((CGROUPS / used).read_text())
-            lines = [line.split() for line in (CGROUPS / stat).read_text().splitlines()]
+            most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+            lines = [line.split() for line in (folder / stat).read_text().splitlines()]
             yield most - now + sum(int(count) for name, count in lines if name in _CACHED)
         except (OSError, ValueError):  # no such file, or no limit ("max")
             continue

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from fedapps.core import config, memory, registry
+from fedapps.core import cgroups, config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
@@ -240,6 +240,6 @@ def test_a_container_may_have_less_than_its_machine(files, left, tmp_path, monke
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**15))
     assert memory.available() == left
