@@ -115,7 +115,8 @@ def remove_left_over(folder: Path) -> None:
     running = psutil.pids()  # asked for later, so that it includes the writers of all these files
     for path in left:
         process = path.name.split(".")[-2]
-        if process.isdecimal() and int(process) not in running:
+        # Of this process there are none yet: in a new container, it has the id of the one before.
+        if process.isdecimal() and int(process) not in {*running} - {os.getpid()}:
             with suppress(OSError):  # another process has removed it
                 path.unlink()
 
