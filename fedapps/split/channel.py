@@ -221,7 +221,7 @@ def _server_options(limit: int) -> list[tuple[str, int]]:
 def _most_connections() -> int:
     """Return the limit of TCP connections; half of the open files are left for the run."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return files // 2 if files > 0 else 2**30
+    return min(files // 2, 2**30) if files > 0 else 2**30  # no limit is -1, on macOS 2**63 - 1
 
 
 def _server_credentials(folder: Path) -> grpc.ServerCredentials:

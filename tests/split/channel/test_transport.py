@@ -171,6 +171,13 @@ def test_connections_leave_the_run_files_to_open(monkeypatch):
         assert sorted(map(greeted, made)) == [False, False, True, True, True, True]
 
 
+@pytest.mark.parametrize("files", [-1, 2**63 - 1])  # on Linux and on macOS
+def test_no_limit_of_open_files_is_none_of_connections(files, monkeypatch):
+    monkeypatch.setattr(module.resource, "getrlimit", lambda what: (files, files))
+    with served() as (_, channel):
+        echo(channel).connection.close()
+
+
 def greeted(connection):
     """Tell whether the server has taken a connection: it then speaks first."""
     try:
