@@ -14,6 +14,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":  # before the first import that fails there
+    sys.exit("error: fedapps needs Linux or macOS; on Windows, use WSL")
+
 if TYPE_CHECKING:
     from fedapps.compare.in_python import Comparison as Comparison
     from fedapps.core.errors import RunError as RunError

@@ -279,6 +279,17 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_on_windows_one_line_says_what_it_needs():
+    """It has no module fcntl."""
+    code = (
+        "import sys; sys.modules['fcntl'] = None; sys.platform = 'win32'\n"
+        "from fedapps.cli import main; sys.exit(main(['serial']))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr == "error: fedapps needs Linux or macOS; on Windows, use WSL\n"
+
+
 def test_evaluate_scores_a_run_with_other_settings(options, no_plots, capsys, read_csv):
     assert cli.main(["serial", *options]) == 0
     folder = Path(capsys.readouterr().out.splitlines()[-1])
