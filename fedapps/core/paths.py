@@ -1,5 +1,6 @@
 """Paths that users give: `~` is expanded, and texts that cannot be paths are refused."""
 
+import os
 from pathlib import Path
 
 from fedapps.core.errors import RunError
@@ -13,6 +14,10 @@ def problem_of(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:  # the command line had bytes that are not UTF-8
         return "must be text in UTF-8"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return "this system's locale has not all of these characters; set LC_ALL=C.UTF-8"
     return ""
 
 

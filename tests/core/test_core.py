@@ -62,6 +62,14 @@ def test_a_file_in_no_folder_cannot_be_written(tmp_path):
         write_whole(tmp_path / "none" / "x", b"")
 
 
+def test_a_text_that_the_locale_cannot_name_is_no_path():
+    code = "from fedapps.core.paths import expanded; expanded('M\\u00fcller', 'run-name')"
+    env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env)
+    told = b"this system's locale has not all of these characters; set LC_ALL=C.UTF-8"
+    assert said.stderr.rstrip().endswith(told) and b"RunError: run-name = " in said.stderr
+
+
 def test_lines_are_what_print_would_print(capsys):
     log.info("round %d of %d", 1, 2)
     log.info("100 % of it")  # without arguments nothing is filled in
