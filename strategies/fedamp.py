@@ -67,8 +67,9 @@ class FedAMP(Mixing):
         others = [j for j in np.flatnonzero(self.state["sent"]).tolist() if j != client]
         own, them = self.vector(client), map(self.vector, others)
         if others and o.similarity == "cosine":
+            square = (own * own).sum()  # not by BLAS: its last digits depend on its threads
             # a model of zeros resembles no other one
-            cosines = [w @ own / (np.sqrt((w @ w) * (own @ own)) or 1.0) for w in them]
+            cosines = [(w * own).sum() / (np.sqrt((w * w).sum() * square) or 1.0) for w in them]
             e = np.exp(o.sigma * (np.array(cosines) - max(cosines)))
             row[others] = (1 - o.own_weight) * e / e.sum()
         elif others:

@@ -54,7 +54,8 @@ def clipped_difference(
     The norm is that of all arrays together, as one vector; it is the norm before scaling.
     """
     difference = {key: value.astype(np.float64) - old[key] for key, value in new.items()}
-    norm = math.sqrt(sum(float(np.vdot(d, d)) for d in difference.values()))
+    # not by np.vdot: the last digits of BLAS depend on its number of threads
+    norm = math.sqrt(sum(float((d * d).sum()) for d in difference.values()))
     scale = min(1.0, limit / norm) if norm else 1.0
     return {key: scale * value for key, value in difference.items()}, norm
 

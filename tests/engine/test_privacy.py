@@ -22,6 +22,7 @@ from flwr.supercore.privacy_accounting import (
 )
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from fedapps import client_app, models
@@ -115,6 +116,15 @@ def test_clipping_is_that_of_one_vector(case, limit):
     assert all(a.dtype == np.float64 for a in difference.values())
     difference, norm = clipped_difference(start, start, limit)  # Flower 1.41 divides by its norm
     assert norm == 0.0 and not vector(difference).any()
+
+
+def test_the_norm_does_not_depend_on_the_threads_of_blas():
+    news = np.random.default_rng(0).normal(size=(20, 50_000))
+    found = set()
+    for threads in (1, 2):
+        with threadpool_limits(threads, "blas"):
+            found.add(tuple(clipped_difference({"w": w}, {"w": 0 * w}, 1.0)[1] for w in news))
+    assert len(found) == 1
 
 
 @settings(max_examples=40)

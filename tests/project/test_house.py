@@ -109,6 +109,23 @@ def test_files_are_small():
             assert lines <= 300, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
+BLAS = {"dot", "vdot", "inner", "matmul", "tensordot"}
+BY_TORCH = {"strategies/pfedhn.py", "fedapps/training/clipping.py"}  # its threads are a key
+OF_CLIENTS = {"fedapps/method/robust.py"}  # a number for each pair: too few for two threads
+
+
+@pytest.mark.parametrize("folder", ["strategies", "clients", "fedapps/training", "fedapps/method"])
+def test_no_digits_depend_on_the_threads_of_blas(folder):
+    """Products of whole models in NumPy are sums of products instead."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        place = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                assert place in BY_TORCH | OF_CLIENTS, f"{place}, line {node.lineno}: @"
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "np":
+                assert node.attr not in BLAS, f"{place}, line {node.lineno}: np.{node.attr}"
+
+
 EXPERIMENTS = ("papers", "run", "outcomes", "figures", "publish")  # from the ground up
 
 
