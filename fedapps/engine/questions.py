@@ -27,7 +27,8 @@ def ask(strategy: BaseStrategy, fleet: Fleet, grid: StreamingGrid, run: Path) ->
     asked = [clients for _, clients in hosts]
     answers, failures = answers_to(grid, messages, asked, timeout, unpack_answers)
     length, most = question.length, question.largest
-    valid = {c: v for c, v in answers.items() if len(v) == length and 0 < min(v) <= max(v) <= most}
+    ordered = sorted(answers.items())  # not as they arrived
+    valid = {c: v for c, v in ordered if len(v) == length and 0 < min(v) <= max(v) <= most}
     cause = f"its answer is not {length} numbers above 0"
     cause += f" and at most {most:g}" if most < math.inf else ""
     failures += [Failure(client, cause) for client in answers if client not in valid]

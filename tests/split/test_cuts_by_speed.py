@@ -9,6 +9,7 @@ from clients.fedfc import FedFCClient
 from fedapps.core.errors import RunError
 from fedapps.engine.failed_clients import ClientError
 from fedapps.serial import run_serial
+from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.replies import unreadable
 from fedapps.wire.serial_grid import SerialGrid
 from strategies.fedfc import FedFC, deepest
@@ -111,6 +112,15 @@ def test_a_client_that_does_not_tell_its_speed_gets_the_default_cut(change, caus
     cuts = {e["client"]: int(e["detail"]) for e in events if e["kind"] == "cut"}
     assert cuts.keys() == {"0", "1", "2"} and cuts["0"] == 2
     assert not [e for e in events if e["kind"] == "failure"]
+
+
+def test_answers_are_in_the_order_of_clients_whoever_is_first(told, monkeypatch):
+    send = StreamingGrid.send_and_receive
+    monkeypatch.setattr(
+        StreamingGrid, "send_and_receive", lambda *own, **more: iter([*send(*own, **more)][::-1])
+    )
+    _, counted = told(lambda reply: reply)
+    assert [*counted] == [0, 1, 2]
 
 
 @pytest.fixture
