@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, name: str, device: torch.device, clients: int) -> None:
         inputs, self.device = INPUTS[name], device
         self.trainer = trainer_of(name, CLASSES, BATCH, inputs=inputs, device=device)
-        self.group = Group(self.trainer, clients)
+        self.group = Group(self.trainer, clients, {})
         layout = self.trainer.layout
         self.stages = (Stage(layers=layout.names, epochs=1, lr=0.01),)
         state = self.trainer.model.state_dict()

@@ -81,7 +81,7 @@ class Workspace:
     @cached_property
     def group(self) -> Group:
         """Does for several clients at once what the trainer does for one."""
-        return Group(self.trainer, self.settings.group)
+        return Group(self.trainer, self.settings.group, self.initial)
 
     def another(self, model: str = "", seed: int | None = None) -> ResidentModel:
         """Return a model beside the run's own: of another kind, or with other initial weights.

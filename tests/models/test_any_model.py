@@ -114,7 +114,7 @@ def test_a_stage_with_nothing_to_train_takes_no_step():
     before = {key: model.state_dict()[key].clone() for key in keys}
     copies = [{key: value.clone() for key, value in before.items()} for _ in range(2)]
     lessons = [Lesson(copy, data, draw, Objective(), {}) for copy in copies]
-    Group(trainer, 2).train(stages, lessons)
+    Group(trainer, 2, {}).train(stages, lessons)
     model.load_state_dict(before, strict=False)
     done = trainer.train(data, tuple(stages), draw)
     assert norms == ("a:norms",) and done.batches == lessons[0].done.batches == 2

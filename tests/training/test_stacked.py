@@ -11,7 +11,7 @@ from benchmarks.stacked import Bench
 from fedapps.data.spec import WHOLE, Spec, image_spec
 from fedapps.models import build
 from fedapps.models.adapters import add_adapters
-from fedapps.models.layers import layout_of, run
+from fedapps.models.layers import layout_of, run, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.clipping import Threshold
 from fedapps.training.costs import profile
@@ -188,7 +188,7 @@ def check(trainer, stages, lessons, thresholds=dict):
     for lesson in lessons:
         known = thresholds()
         alone.append((*trained_alone(trainer, stages, lesson, known), known))
-    group = Group(trainer, len(lessons))
+    group = Group(trainer, len(lessons), {})
     assert group.problem == ""
     group.train(stages, lessons)
     for lesson, (entries, done, known) in zip(lessons, alone, strict=True):
@@ -247,7 +247,7 @@ def test_a_loss_that_reads_the_model_is_not_trusted():
     lessons = [*clients_of(trainer, "mlp", Objective(loss))]
     before = [{key: value.clone() for key, value in own.entries.items()} for own in lessons]
     with pytest.raises(NotFiniteError):
-        Group(trainer, 5).train(tuple(stages_of(trainer, [{}])), lessons)
+        Group(trainer, 5, {}).train(tuple(stages_of(trainer, [{}])), lessons)
     for lesson, entries in zip(lessons, before, strict=True):  # they can be trained alone
         assert all(torch.equal(lesson.entries[key], value) for key, value in entries.items())
 
@@ -257,7 +257,7 @@ def test_outputs_are_those_of_each_client():
     lessons = [*clients_of(trainer, "lenet5")]
     inputs = [lesson.data[0] for lesson in lessons]
     inputs[0] = torch.cat([inputs[0]] * 20)  # more than one pass
-    found = Group(trainer, 5).outputs([own.entries for own in lessons], inputs)
+    found = Group(trainer, 5, {}).outputs([own.entries for own in lessons], inputs)
     for own, x, outputs in zip(lessons, inputs, found, strict=True):
         alone = copy.deepcopy(trainer.model).eval()
         alone.load_state_dict(own.entries, strict=False)
@@ -311,9 +311,25 @@ def test_a_model_says_why_it_cannot_be_stacked(middle, problem):
         problem = ""
     layout = layout_of(model, 1, "shared", False)
     trainer = Trainer(profile(model, layout, (3,)), 4)
+    initial = take(model, layout.keys_of(layout.names))
     next(model.parameters()).data[0] = float("nan")  # training has diverged before
-    found = Group(trainer, 2).problem
+    found = Group(trainer, 2, initial).problem
     assert problem in found and bool(found) == bool(problem)
+
+
+def test_a_head_of_zeros_hides_nothing():
+    """Neither at the begin, when all outputs are equal, nor after a training."""
+    found = set()
+    for trained in (False, True):
+        model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), Mixes()), nn.Linear(4, 2))
+        for value in model[1].parameters():
+            value.data.zero_()
+        layout = layout_of(model, 1, "shared", False)
+        initial = take(model, layout.keys_of(layout.names))
+        if trained:
+            model[1].weight.data.normal_()
+        found.add(Group(Trainer(profile(model, layout, (3,)), 4), 2, initial).problem)
+    assert len(found) == 1 and "depend on other samples" in found.pop()
 
 
 # Speed --------------------------------------------------------------------------------------------

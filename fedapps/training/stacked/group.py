@@ -2,10 +2,11 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +32,14 @@ CLOSE = 1e-6  # relative; outputs in float64 agree to 1e-9
 class Group:
     """Does for several clients what `trainer` does for one, up to rounding.
 
-    At most `size` clients work together (0: none). The trainer's model is left in any state.
+    At most `size` clients work together (0: none). The trainer's model is left in any state; what
+    can be done with it follows from its `initial` arrays.
     """
 
-    def __init__(self, trainer: Trainer, wanted: int | str) -> None:
-        self.trainer = trainer
+    def __init__(
+        self, trainer: Trainer, wanted: int | str, initial: Mapping[str, np.ndarray]
+    ) -> None:
+        self.trainer, self.initial = trainer, initial
         self.size = wanted if isinstance(wanted, int) else chosen(trainer)
         self.told: set[str] = set()
 
@@ -49,7 +53,7 @@ class Group:
     def problem(self) -> str:
         """Why the model cannot be run for several clients at once; "" if it can."""
         try:
-            _check(self.trainer)
+            _check(self.trainer, self.initial)
         except UnstackableError as error:
             return f"the model: {error}"
         except Exception as error:  # whatever a model of one's own does with its samples
@@ -130,25 +134,29 @@ def chosen(trainer: Trainer) -> int:
 
 
 @torch.no_grad()
-def _check(trainer: Trainer) -> None:
+def _check(trainer: Trainer, initial: Mapping[str, np.ndarray]) -> None:
     """Raise `UnstackableError` if the stacked model computes something else than the model.
 
     Two clients with different weights and two samples each are compared in float64, in which
-    rounding is no excuse. This finds a forward that mixes the samples of its batch.
+    rounding is no excuse. This finds a forward that mixes the samples of its batch. The weights
+    are near the initial ones, and none is 0: behind a head of zeros, nothing would be seen.
     """
     model = copy.deepcopy(trainer.model).double()
     draw = torch.Generator().manual_seed(0)
-    floats = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
-    state = {
-        key: value.nan_to_num(0, 0, 0) for key, value in floats.items()
-    }  # it can have diverged
+    state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    state |= {k: torch.from_numpy(np.array(v)).to(state[k]) for k, v in initial.items()}
+    parameters = {name for name, _ in model.named_parameters()}
 
     def drawn(like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=draw, dtype=torch.float64).to(like.device)
 
+    def near(key: str, value: Tensor) -> Tensor:
+        """Buffers only grow, because variances must not be negative."""
+        return value + 0.2 * (drawn(value) - 0.5 * (key in parameters))
+
     entries, inputs = list[dict[str, Tensor]](), list[Tensor]()
     for _ in range(2):
-        entries.append({key: value * (1 + 0.2 * drawn(value)) for key, value in state.items()})
+        entries.append({key: near(key, value) for key, value in state.items()})
         example = trainer.profile.example()
         whole = not example.is_floating_point()
         inputs.append((2 * drawn(example)).to(example.dtype) if whole else drawn(example))
