@@ -12,6 +12,7 @@ from fedapps.method.figures import Figure
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.grouping import frozen_keys
 from fedapps.models.layers import UNCUT
+from fedapps.models.own import draws
 from fedapps.training.costs import has_dropout
 from fedapps.training.plan import Plan
 
@@ -36,7 +37,6 @@ def check_settings(strategy: BaseStrategy) -> None:
         )
     if s.adapter_rank:
         raise RunError(f"adapter-rank = {s.adapter_rank}: {s.strategy} trains whole layers; use 0")
-    # All threads of a process draw dropout masks from one generator, in an unpredictable order.
     model = strategy.workspace.model
     if frozen := sorted(frozen_keys(model)):
         raise RunError(
@@ -45,13 +45,15 @@ def check_settings(strategy: BaseStrategy) -> None:
         )
     if not strategy.layout.can_be_cut:
         raise RunError(f'model = "{s.model}": {s.strategy} cuts the model, and {UNCUT}')
-    for name, layer in model.named_children():
-        if has_dropout(layer):
-            raise RunError(
-                f'model = "{s.model}": {name} has dropout, and with {s.strategy} clients and '
-                "server train at the same time, so that no run could be repeated; use a model "
-                "without dropout"
-            )
+    # All threads of a process draw dropout masks from one generator, in an unpredictable order.
+    drawing = [f"{name} has dropout" for name, part in model.named_children() if has_dropout(part)]
+    if not drawing and draws(model, strategy.workspace.dataset.inputs):
+        drawing = ["forward draws random numbers when it trains"]
+    if drawing:
+        raise RunError(
+            f'model = "{s.model}": {drawing[0]}, and with {s.strategy} clients and server train at '
+            "the same time, so that no run could be repeated; use a model without dropout"
+        )
 
 
 Cut = Annotated[

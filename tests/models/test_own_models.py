@@ -1,5 +1,6 @@
 """A model of one's own: found as a file or by its path, checked, and trained like the others."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
 from fedapps.engine.finished import FinishedRun
 from fedapps.models import own
+from fedapps.training.workspace import Workspace
 from tests.support import kinds
 
 NET = """
@@ -78,6 +80,56 @@ def forwards(text):
     )
 
 
+def counting(made, changed):
+    """A model that makes something, which its forward pass then changes."""
+    return forwards(changed).replace("self.layers", f"{made}\n        self.layers")
+
+
+@pytest.mark.parametrize(("made", "changed"), [
+    ("self.register_buffer('n', torch.ones(3), persistent=False)", "y = y * self.n"),
+    ("self.n = None", "self.n = self.n or len(x[0])"),
+    ("self.n = None", "self.n = y"),
+    ("self.register_buffer('n', torch.tensor(0))", "self.n.add_(self.training)"),
+    ("self.mid.mean = nn.BatchNorm1d(3)", "y = self.mid.mean(y)"),
+    ("", "y = y + torch.randn(1) * self.training"),
+])  # fmt: skip
+def test_what_may_be_kept_between_forward_passes(mine, made, changed):
+    """Constants, caches, what the last pass was like, buffers of the state, and torch's draws."""
+    mine(counting(made, changed))
+    model = models.build("mine", INPUTS, OUTPUTS, seed=0)
+    mine()
+    plain = models.build("mine", INPUTS, OUTPUTS, seed=0).state_dict()
+    state = model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in plain.items())
+    assert not any(state[key].any() for key in state if key in ("n", "mid.mean.running_mean"))
+    assert not model.training
+
+
+@pytest.mark.parametrize(("forward", "drawn"), [
+    ("torch.nn.functional.dropout(x, 0.3, self.training)", True),
+    ("x + torch.randn_like(x) * self.training", True),
+    ("torch.relu(x)", False),
+])  # fmt: skip
+def test_split_learning_takes_no_model_that_draws(mine, forward, drawn, tmp_path, flat_config):
+    """However it draws: no module says so."""
+    mine(f"""
+import torch
+from torch import nn
+
+class Body(nn.Linear):
+    def forward(self, x):
+        x = super().forward(x.flatten(1))
+        return {forward}
+
+def make(inputs, outputs):
+    return nn.Sequential(Body(inputs.size, 6), nn.Linear(6, outputs.shape[-1]))
+""")
+    words = kinds.options(tmp_path, "table"), RUN, 'model="mine" strategy="sflv2"'
+    space = Workspace(config.read(flat_config(*words)))
+    with pytest.raises(RunError, match="draws random numbers") if drawn else nullcontext():
+        registry.strategy_class("sflv2")(space)
+
+
 def test_a_file_and_its_path_are_the_same_model(mine):
     path = mine()
     states = [
@@ -119,6 +171,14 @@ def test_a_file_and_its_path_are_the_same_model(mine):
     (forwards("return y, y"), "forward returned a tuple: must return a Tensor"),
     (forwards("self.mid.bias.data += 1"), "forward in eval mode changes mid.bias"),
     (forwards("y = y + torch.randn(1)"), "forward in eval mode gives other outputs the second"),
+    (counting("self.register_buffer('n', torch.zeros(()), persistent=False)",
+              "self.n.add_(self.training)"), "forward in training changes n: only persistent"),
+    (counting("self.n = 0", "self.n += self.training"), "forward in training changes n: only"),
+    (counting("self.n = 0", "self.n += 1"), "forward in training changes n: only persistent"),
+    (counting("self.n = [0]", "self.n[0] += self.training; y = y * self.n[0]"),
+     "forward in training gives other outputs the second time: only weights, samples and torch"),
+    ("import random" + forwards("y = y * random.random() if self.training else y"),
+     "forward in training gives other outputs the second time: only weights, samples and torch"),
     (NET.replace("x = torch.relu(self.stem", "x += 1; x = torch.relu(self.stem"),
      "forward changes its input in place"),
 ])  # fmt: skip
