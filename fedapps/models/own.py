@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -208,7 +209,8 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
 def _hidden_state(model: nn.Module, inputs: Spec) -> str:
     """Say what a training pass changes that no state has, so that clients would share it; or "".
 
-    Two passes of the same model from the same seed must be the same, and leave the same.
+    Two passes of the same model from the same seed must be the same, and leave the same. One that
+    fails is nothing to refuse: the run's own samples can be others.
     """
     state, found = model.state_dict(), list[dict[str, object]]()
     before = {key: value.clone() for key, value in state.items()}
@@ -228,20 +230,19 @@ def _hidden_state(model: nn.Module, inputs: Spec) -> str:
 
 
 def draws(model: nn.Module, inputs: Spec) -> bool:
-    """Tell whether a training pass draws random numbers; raises `RunError` if it fails."""
+    """Tell whether a training pass draws random numbers."""
     return _trained(copy.deepcopy(model).cpu(), inputs)[1]
 
 
-def _trained(model: nn.Module, inputs: Spec) -> tuple[Tensor, bool]:
+def _trained(model: nn.Module, inputs: Spec) -> tuple[object, bool]:
     """Run two samples in training mode from a seed; return the outputs, and whether it drew."""
     x = random_samples(inputs, 2, torch.Generator().manual_seed(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         before = torch.get_rng_state()
-        try:
+        found = None
+        with suppress(Exception):  # the author's code can raise anything
             found = model.train()(x)
-        except Exception as error:  # the author's code can raise anything
-            raise RunError(f"cannot train: {_told(error, None)}") from error
         return found, not torch.equal(before, torch.get_rng_state())
 
 

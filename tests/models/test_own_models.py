@@ -92,9 +92,13 @@ def counting(made, changed):
     ("self.register_buffer('n', torch.tensor(0))", "self.n.add_(self.training)"),
     ("self.mid.mean = nn.BatchNorm1d(3)", "y = self.mid.mean(y)"),
     ("", "y = y + torch.randn(1) * self.training"),
+    ("", "assert not self.training or x.sum() > 1e9"),
 ])  # fmt: skip
 def test_what_may_be_kept_between_forward_passes(mine, made, changed):
-    """Constants, caches, what the last pass was like, buffers of the state, and torch's draws."""
+    """Constants, caches, what the last pass was like, buffers of the state, and torch's draws.
+
+    Nor is a model refused that cannot train on random samples.
+    """
     mine(counting(made, changed))
     model = models.build("mine", INPUTS, OUTPUTS, seed=0)
     mine()
