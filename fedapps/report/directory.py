@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -33,7 +33,8 @@ CLASS_NAMES = "class-names.csv"  # and each class or label
 NAMED = (NAMES, CLASS_NAMES)
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
-GROWING = ("rounds.csv", "clients.csv", "events.csv")  # tables that get rows in each round
+ROUNDS = "rounds.csv"
+GROWING = (ROUNDS, "clients.csv", "events.csv")  # tables that get rows in each round
 NAME_MAX = 255  # bytes of a name, on most file systems
 BLOCK = 2**18  # bytes of a table that are read at once from its end
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
@@ -100,6 +101,14 @@ def truncate(path: Path, size: int) -> None:
     """Cut a table back to `size` bytes; raises `RunError` if it cannot be written."""
     with writing(path):
         os.truncate(path, size)
+
+
+def change(path: Path, by: Callable[[str], str]) -> None:
+    """Replace a table by what `by` makes of its text, at once; raises `RunError`."""
+    with _reading(path) as file:
+        text = file.read()
+    if (new := by(text)) != text:
+        write_whole(path, new.encode(), durable=True)
 
 
 def sync(path: Path) -> int:

@@ -28,6 +28,7 @@ from fedapps.report.rows import (
     ClientEval,
     Means,
     RoundRow,
+    as_after,
     class_sums,
     class_table,
     client_rows,
@@ -41,7 +42,8 @@ class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The state of a run directory after a round, as a checkpoint needs it.
 
     `seconds` is the run's time up to this round. `tables` has the sizes in bytes of the growing
-    tables. `classes` has the class counts of the last evaluation, summed over clients.
+    tables; rounds.csv may have the last round's rows besides. `classes` has the class counts of the
+    last evaluation, summed over clients.
     """
 
     round: int
@@ -128,18 +130,20 @@ class Report:
                     "resume with the version that run.json names"
                 )
         directory.configure(folder, flat_config)
-        for name, size in state.tables.items():
-            directory.truncate(folder / name, size)
+        rounds, goes_on = folder / directory.ROUNDS, state.round < settings.num_rounds
+        for name in state.tables.keys() - {directory.ROUNDS}:
+            directory.truncate(folder / name, state.tables[name])
         try:
-            for line in directory.lines(folder / "rounds.csv"):
+            directory.change(rounds, lambda text: as_after(state.round, goes_on, text))
+            for line in directory.lines(rounds):
                 report._remember(RoundRow.read(line, report.columns))
         except ValueError as error:  # msgspec's errors are ValueErrors, too
-            raise RunError(f"{folder / 'rounds.csv'}: cannot be read: {error}") from error
+            raise RunError(f"{rounds}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
         report.about = About.read(folder).again(state.round)
         report.about.write(folder)
         report._loggers.begin(settings.logger_names, folder, flat_config)
-        if state.round < settings.num_rounds:  # the run has not finished any more
+        if goes_on:  # it has not finished any more
             (folder / directory.UNSEEN).unlink(missing_ok=True)
         (folder / directory.SUMMARY).unlink(missing_ok=True)
         return report
@@ -152,6 +156,9 @@ class Report:
     def state(self, round_: int) -> ReportState:
         """Return what is needed to resume after this round; flushes the tables to disk."""
         tables = {name: directory.sync(self.folder / name) for name in directory.GROWING}
+        lines = [row.line(self.columns) for row in self.rows if row.round == round_]
+        if len(lines) > 1:  # a run that goes on will have one of them (`as_after`)
+            tables[directory.ROUNDS] -= len(directory.csv_text(lines))
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
@@ -169,8 +176,7 @@ class Report:
         """Add a finished round to rounds.csv and print its progress line."""
         values = row.flat()
         follows = row.round == self.last_round  # a phase after the last round: no round's costs
-        line = [values.get(name) for name in self.columns.rounds]
-        self._append("rounds.csv", [line])
+        self._append(directory.ROUNDS, [row.line(self.columns)])
         self._remember(row)
         self.model = dict(self._live)
         self._loggers.round(row.round, row.means.flat() if follows else values)

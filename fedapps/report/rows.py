@@ -1,5 +1,6 @@
 """The rows of the tables: a finished round, a client's evaluation, and means over clients."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -130,8 +131,32 @@ class RoundRow:
         del values["means"]
         return values | self.means.flat()
 
+    def line(self, columns: Columns) -> list[Any]:
+        """Return the values in the order of rounds.csv; None for what is missing."""
+        values = self.flat()
+        return [values.get(name) for name in columns.rounds]
+
 
 OF_ROUND = {f.name for f in fields(RoundRow)}  # columns that do not come from an evaluation
+
+
+def as_after(round_: int, goes_on: bool, table: str) -> str:
+    """Return rounds.csv as it was after a round; raises ValueError if it is not valid.
+
+    If the run `goes_on`, the phase that followed the round as its end is none: its scores are the
+    round's, and what only an end has, such as the training of this phase, is left out.
+    """
+    head, *lines = table.splitlines(keepends=True)
+    whole = (line for line in lines if line.endswith("\n"))
+    kept = [line for line in whole if int(line.partition(",")[0]) <= round_]
+    names, last = head.rstrip().split(","), [line.rstrip().split(",") for line in kept[-2:]]
+    if goes_on and len(last) > 1 and last[0][0] == last[1][0]:
+        row, phase = (dict(zip(names, values, strict=True)) for values in last)
+        row |= {name: value for name, value in phase.items() if name not in OF_ROUND}
+        of_round = ("failures", "seconds", *["bytes_eval"] * (phase["phase"] != NEWCOMERS))
+        row |= {name: str(json.loads(row[name]) + json.loads(phase[name])) for name in of_round}
+        kept[-2:] = [",".join(row.values()) + "\n"]
+    return "".join([head, *kept])
 
 
 def is_counted(column: str, phase: str) -> bool:

@@ -390,6 +390,37 @@ def test_more_rounds_are_those_of_a_longer_run(serial_run):
         resumed(folder, "num-rounds=4")
 
 
+@pytest.mark.parametrize("options", [
+    'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" finetune-epochs=2',
+    'unseen-clients="0.25" num-clients=8',
+])  # fmt: skip
+def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_run, monkeypatch):
+    """Also if the run is killed right after it has gone on, and has one checkpoint only."""
+    longer, folder = serial_run(options, "num-rounds=4"), serial_run(options, "num-rounds=2")
+    ended = folder.with_name("ended")
+    shutil.copytree(folder, ended)
+    assert differences(folder, resumed(ended)) == []  # the phase is still there
+    single = folder / "checkpoint/round-000001.fedapps"
+    single.unlink()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Report, "follow", raiser(KeyboardInterrupt()))
+        resumed(folder, "num-rounds=4")
+    resumed(folder, "num-rounds=4")
+    assert differences(longer, folder) == []
+    totals = [{k: v for k, v in json.loads((run / "summary.json").read_text()).items()
+               if "total_" in k} for run in (longer, folder)]  # fmt: skip
+    assert totals[0] == totals[1]
+
+
+def raiser(error):
+    """A function that raises an error, whatever it gets."""
+
+    def fail(*arguments, **options):
+        raise error
+
+    return fail
+
+
 def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     folder = serial_run("num-rounds=2")
     before = (folder / "model.safetensors").read_bytes()
