@@ -61,7 +61,8 @@ class Progress(ReportState, frozen=True, kw_only=True):
     """How far a run is: everything in a checkpoint except the arrays.
 
     `versions` maps each client to the round that wrote its newest state. `best` is the best round
-    on validation samples so far. `failures` counts failures, for the rules that end a run. `names`
+    on validation samples so far; `best_if_longer` is that of a run with more rounds, if it would
+    not have evaluated this one. `failures` counts failures, for the rules that end a run. `names`
     lists the arrays in the order in which they were created. `source` is the SHA-256 of the file
     `initial-model`. `clients` is the number of clients; 0 in a checkpoint of an earlier version,
     whose number cannot change.
@@ -69,6 +70,7 @@ class Progress(ReportState, frozen=True, kw_only=True):
 
     versions: dict[int, int]
     best: Best
+    best_if_longer: Best | None = None
     failures: FailureCounts = msgspec.field(default_factory=_not_counted)
     names: tuple[str, ...] = ()
     source: str = ""

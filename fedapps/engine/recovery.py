@@ -1,5 +1,6 @@
 """Let a killed run go on: write checkpoints after rounds, and follow which states clients have."""
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedapps.core.files import write_whole
 from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
+from fedapps.engine.evaluations import is_due
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy_mode import RELEASES
 from fedapps.engine.versions import OTHER_DATA, StateVersions
@@ -35,6 +37,7 @@ class Recovery:
     settings: Settings
     done: int = 0
     best: Best = field(default_factory=Best)
+    best_if_longer: Best | None = None  # as in a checkpoint
     versions: StateVersions = field(default_factory=StateVersions)
     failures: FailureCounts = field(default_factory=FailureCounts)
 
@@ -77,6 +80,10 @@ class Recovery:
         self._spent(run, strategy)
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
+        if found.progress.best_if_longer and self.done < self.settings.num_rounds:
+            if self.settings.keep_best and self.best.round == self.done:
+                shutil.rmtree(run / directory.BEST, ignore_errors=True)
+            self.best = found.progress.best_if_longer
         self.failures = found.progress.failures
         if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
             so_far = f"round {self.best.round} is the best so far, but was not kept"
@@ -118,6 +125,9 @@ class Recovery:
         `score` is the mean of the personalized leading metric, if the round was evaluated.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
+        self.best_if_longer = None
+        if last and not is_due(msgspec.structs.replace(s, num_rounds=round_ + 1), round_):
+            self.best_if_longer = self.best
         if s.evaluate_on == "validation" and score is not None:
             self.best = self.best.after(round_, score, report.columns.lead)
             if s.keep_best and self.best.round == round_:
@@ -148,6 +158,7 @@ class Recovery:
             **about,
             versions=self.versions.of,
             best=best,
+            best_if_longer=self.best_if_longer,
             failures=self.failures,
             source=strategy.workspace.resident.source,
             clients=self.settings.num_clients,

@@ -749,6 +749,24 @@ def test_patience_ends_a_run_which_only_more_of_it_extends(serial_run, scored, c
     assert differences(longer, ended) == []
 
 
+def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(serial_run, scored, capsys):
+    """Of five rounds, the fifth is evaluated as the last only, and would be the best."""
+    scored(None, 0.5, None, 0.6, 0.9, 0.4, None, 0.3, None, 0.2)
+    options = f"num-rounds={{}} evaluate-every=2 patience=2 keep-best=true {VALIDATION}"
+    longer, folder = serial_run(options.format(10)), serial_run(options.format(5))
+    assert checkpoint.load(folder).progress.best == Best(0.9, 5)
+    assert checkpoint.load(folder / directory.BEST).progress.round == 5
+    capsys.readouterr()
+    resumed(folder, "num-rounds=5")
+    assert checkpoint.load(folder).progress.best == Best(0.9, 5)
+    resumed(folder, "num-rounds=10")
+    assert "round 4 is the best so far, but was not kept" in capsys.readouterr().out
+    found = [checkpoint.load(run).progress for run in (longer, folder)]
+    assert found[0].round == found[1].round == 8
+    assert found[0].best == found[1].best == Best(0.6, 4, 2)
+    assert not (folder / directory.BEST).exists()
+
+
 def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv, scored):
     scored(None, 0.5, 0.1, 0.6, 0.9, 0.7)
     options = 'num-rounds=6 patience=1 keep-best=true evaluate-every=2 evaluate-rounds="3,5"'
