@@ -68,6 +68,11 @@ def sample_attackers(seed: int, clients: Sequence[int], share: float) -> frozens
     return frozenset(clients[place] for place in chosen.tolist())
 
 
+def smallest_share(count: int) -> float:
+    """Return the smallest share, of four digits, that is at least one of `count` clients."""
+    return -(-(10**4) // count) / 10**4
+
+
 def sample_evaluated(seed: int, clients: Sequence[int], count: int) -> list[int]:
     """Draw which of some clients a run evaluates; return them in ascending order.
 

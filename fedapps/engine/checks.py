@@ -6,16 +6,17 @@ from itertools import chain
 
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
-from fedapps.core.draws import sample_size
+from fedapps.core.draws import sample_size, smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
+from fedapps.core.settings import Settings
 from fedapps.core.words import nearest
 from fedapps.engine import evaluations
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.flower import BaseClient, BaseStrategy
-from fedapps.method.robust import RULES, expected_attackers, needed_bytes
+from fedapps.method.robust import RULES, Rule, expected_attackers, needed_bytes
 from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT
 from fedapps.training.plan import Plan
@@ -94,15 +95,24 @@ def _check_robust(strategy: BaseStrategy) -> None:
     if s.dp.mode == "central":
         raise RunError(f'{key}: dp.mode = "central" makes only the plain mean private; use "mean"')
     count = sample_size(len(clients), s.fraction_train)
-    if count < (needed := RULES[s.aggregation].least(expected_attackers(s, count))):
-        raise RunError(
-            f"{key}: with robust-share = {s.robust_share:g} a round needs {needed} clients or more,"
-            f" but has {count}; use a smaller robust-share or a larger fraction-train"
-        )
+    _check_expected(s, RULES[s.aggregation], key, count)
     shapes, upload = strategy.layout.shapes, strategy.plan(s.num_rounds, clients[0]).upload
     sizes = [math.prod(shapes[name]) for name in strategy.layout.shared(upload)]
     what = f"{key}, which holds the updates of all {count} clients of a round,"
     reserve(what, needed_bytes(sizes, count), "use a smaller fraction-train")
+
+
+def _check_expected(s: Settings, rule: Rule, key: str, count: int) -> None:
+    """Refuse `robust-share` if that is nobody, or too many, of the `count` clients of a round."""
+    share, expected = f"robust-share = {s.robust_share:g}", expected_attackers(s, count)
+    if count < (needed := rule.least(expected)):
+        raise RunError(
+            f"{key}: with {share} a round needs {needed} clients or more, but has {count}; "
+            "use a smaller robust-share or a larger fraction-train"
+        )
+    if "robust-share" in rule.keys and s.robust_share and not expected:
+        more = f"at least {smallest_share(count):g}, or " if count >= rule.least(1) else ""
+        raise RunError(f"{key}: {share} of a round's {count} clients is nobody; use {more}0")
 
 
 def _check_cut(strategy: BaseStrategy) -> None:

@@ -19,6 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 from fedapps.core import log
+from fedapps.core.draws import smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.method.attacks import SIGNS
@@ -41,7 +42,13 @@ def attackers(strategy: BaseStrategy) -> frozenset[int]:
         )
     if s.attack == "label-flip" and not task.has_classes:
         raise RunError(f'attack = "label-flip": needs classes, but task = "{task.name}"')
-    return strategy.workspace.attackers
+    found, clients = strategy.workspace.attackers, strategy.workspace.population.training
+    if s.attackers and not found:
+        raise RunError(
+            f"attackers = {s.attackers:g}: of {len(clients)} clients that is nobody; use at least"
+            f" {smallest_share(len(clients)):g}"
+        )
+    return found
 
 
 def tell_what_is_honest(

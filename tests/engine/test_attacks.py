@@ -188,7 +188,7 @@ def test_attackers_are_marked_and_nobody_scores_them(serial_run, read_csv):
 @pytest.mark.parametrize("attack", ["alie", "sign-flip", "label-flip", "inflated-count"])
 def test_any_number_of_supernodes_gives_the_same_bytes(attack, serial_run, untimed_rounds):
     options = f'num-rounds=2 strategy="fedper" attack="{attack}" attack-z=1.0 '
-    rule = 'aggregation="krum" robust-share=0.1'
+    rule = 'aggregation="krum" robust-share=0.2'
     one, three = (serial_run(RUN, options + rule, num_supernodes=n) for n in (1, 3))
     assert untimed_rounds(one) == untimed_rounds(three)
     for file in ("model.safetensors", "clients.csv", "events.csv"):
@@ -202,6 +202,14 @@ def test_any_number_of_supernodes_gives_the_same_bytes(attack, serial_run, untim
         ('aggregation="median" dp.mode="central"', "makes only the plain mean private"),
         ('aggregation="median" strategy="sflv2"', "sflv2 does not just average the updates"),
         ('aggregation="krum" robust-share=0.2', "needs 3 clients or more, but has 2"),
+        ('aggregation="krum" robust-share=0.1 fraction-train=0.8', "4 clients is nobody; use 0"),
+        ('aggregation="multi-krum" robust-share=0.1 fraction-train=1.0', "at least 0.2, or 0"),
+        (
+            'aggregation="trimmed-mean" robust-share=0.2 fraction-train=0.6',
+            "robust-share = 0.2 of a round's 3 clients is nobody; use at least 0.3334, or 0",
+        ),
+        ("attackers=0.19", "attackers = 0.19: of 5 clients that is nobody; use at least 0.2"),
+        ("attackers=0.3 num-clients=3", "of 3 clients that is nobody; use at least 0.3334"),
         ('attack="alie" attackers=0.2 presum=true', "presum = true sends sums"),
         ('attack="scaled" attackers=0.2 dataset="device"', "only in a simulation, not on devices"),
     ],
