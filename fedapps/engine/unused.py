@@ -21,7 +21,7 @@ OF_CHANNEL = (
     "step-timeout",
 )  # fmt: skip
 OF_FILES = ("target-column", "client-column", "columns", "missing", "window", "window-step")
-SHARING_OUT = ("split", "test-fraction", "partitioner")
+SHARING_OUT = ("split", "partitioner")
 
 
 def notes(strategy: BaseStrategy) -> list[str]:
@@ -48,11 +48,13 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
         why = f"on {strategy.settings.strategy}, whose clients need no channel"
         yield from ((key, why) for key in OF_CHANNEL)
     plan = strategy.plan(strategy.settings.num_rounds, strategy.workspace.population.some_client)
-    if not plan.upload:
+    if not (plan.upload or plan.sends):
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
-        keys = ["server-optimizer", "aggregation", "attack"]
-        if not plan.sends and not replaced(strategy, ["aggregate", "train_nodes"]):
-            keys.append("presum")  # otherwise it is refused
+        keys = ["server-optimizer", "aggregation"]
+        if not replaced(strategy, ["aggregate", "train_nodes"]):
+            keys += ["attack", "presum"]  # otherwise `presum` is refused
+        elif strategy.settings.attack != "label-flip":  # which changes features on a channel, too
+            keys.append("attack")
         yield from ((key, why) for key in keys)
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))

@@ -111,6 +111,18 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
     (f'strategy="sflv1" {CONNECTION}', []),
     (f"{PATIENT} evaluate-every=0", ["patience = 1 has no effect with evaluate-every = 0"]),
     (PATIENT, []),
+    ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
+    *(
+        (f'strategy="{method}" attack="{attack}" attackers=0.25', [line] if named else [])
+        for method, attack, named in (
+            ("fedproto", "label-flip", False), ("splitlearning", "label-flip", False),
+            ("feddbe", "sign-flip", False), ("local", "label-flip", True),
+            ("splitlearning", "scaled", True),
+        )
+        for line in [
+            f'attack = "{attack}" has no effect on {method}, whose clients upload nothing'
+        ]
+    ),
 ])  # fmt: skip
 def test_only_what_somebody_set_is_told(options, lines, data_root):
     flat = config.parse([f'data-root="{data_root}" dataset="digits" num-clients=4', options])
