@@ -43,9 +43,14 @@ class FedAMP(Mixing):
     citation = "Huang et al. 2021"
     exchanges = "everything"
     sends_its_model = False
-    unused = (*FINETUNING, "prox-mu")
     newcomers_train = True
     options: Settings
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """mu has another meaning; xi_ii follows from the distances."""
+        always = (*FINETUNING, "prox-mu")
+        return always if self.options.similarity == "cosine" else (*always, "fedamp.own-weight")
 
     def plan(self, round_: int, client: int) -> Plan:
         """Download u_i, train w_i, send and keep it; mu of the proximal term is lambda / alpha."""

@@ -17,6 +17,7 @@ class FedBN(BaseStrategy):
     citation = "Li et al. 2021"
     exchanges = "all but BatchNorm"
     needs_norms = True
+    unused = ("bn-local",)
 
     def plan(self, round_: int, client: int) -> Plan:
         """Train all layers and exchange all except the BatchNorms."""

@@ -76,7 +76,7 @@ def unseen(text: str, count: int, seed: int, names: Sequence[str] = ()) -> tuple
             found = {client for word in words for client in _called(word, number_of)}
     except ValueError:
         found = {count}
-    if found and (max(found) >= count or len(found) == count):
+    if text and (not 0 < len(found) < count or max(found) >= count):
         lost = next((word for word in words if word not in number_of), "")
         listable = [name for name in names if "," not in name]
         alike = f", or names, such as {', '.join(closest(lost, listable) or listable[:3])}"

@@ -79,7 +79,8 @@ class Settings(DataSettings, frozen=True):
         NonNegative, doc("evaluate after every n-th round; 0: only after the last round")
     ]
     evaluate_rounds: Annotated[
-        str, doc("more rounds to evaluate: 190-199; clients do not personalize in these")
+        str,
+        doc("rounds to evaluate besides those that are due: 190-199; without personalization"),
     ]
     evaluate_on: Annotated[
         Literal["test", "validation"],

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fedapps.core.config import DEVICE, defaults
+from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
@@ -12,6 +13,7 @@ from fedapps.data.forms.hub import is_saved
 from fedapps.data.partitioners import PARTITIONERS
 from fedapps.data.spec import FILLS
 from fedapps.engine.checks import replaced
+from fedapps.engine.evaluations import is_due
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.robust import RULES
 
@@ -47,6 +49,9 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not replaced(strategy, ["begin_round"]):
         why = f"on {strategy.settings.strategy}, whose clients need no channel"
         yield from ((key, why) for key in OF_CHANNEL)
+    clients, share = len(strategy.workspace.population.training), strategy.settings.fraction_train
+    if sample_size(clients, share) == clients:
+        yield "over-selection", f"with fraction-train = {share:g}, which asks all clients"
     plan = strategy.plan(strategy.settings.num_rounds, strategy.workspace.population.some_client)
     if not (plan.upload or plan.sends):
         why = f"on {strategy.settings.strategy}, whose clients upload nothing"
@@ -118,6 +123,8 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
         yield "patience", "with evaluate-every = 0"
     if s.evaluate_rounds and not s.further_rounds:
         yield "evaluate-rounds", f"with num-rounds = {s.num_rounds}"
+    elif all(is_due(s, round_) for round_ in s.further_rounds):
+        yield "evaluate-rounds", "because these rounds are evaluated anyway"
     if not s.adapter_rank:
         yield from ((key, "with adapter-rank = 0") for key in ("adapter-alpha", "adapter-layers"))
     if s.round_mode == "sync":

@@ -595,7 +595,7 @@ def test_named_clients_are_held_out_and_keep_their_samples():
         assert np.array_equal(found.share(client).train, plain.share(client).train)
 
 
-@pytest.mark.parametrize("text", ["1.0", "0.0", "4", "-1", "one", "0-3", "2-1", "0.1,3"])
+@pytest.mark.parametrize("text", ["1.0", "0.0", "4", "-1", "one", "0-3", "2-1", "0.1,3", ","])
 def test_clients_that_cannot_be_held_out(text):
     with pytest.raises(
         RunError, match=f'unseen-clients = "{text}": must be a share .* from 0 to 3'

@@ -23,7 +23,8 @@ OTHER = {  # values that are not the defaults
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
     "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
     "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
-    "fedfc.slowest-limit": 1, "server-part": "body", "dp.sampling": "fixed",
+    "fedfc.slowest-limit": 1, "fedamp.own-weight": 0.7, "server-part": "body",
+    "dp.sampling": "fixed",
     "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
     "missing": "mean", "window-step": 3, "channel-nodes": 3, "join-timeout": 5.0,
     "step-timeout": 5.0, "max-samples": 5,
@@ -70,6 +71,8 @@ def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, 
 
 
 CONNECTION = "channel-nodes=3 join-timeout=5.0 step-timeout=5.0"
+ANYWAY = "evaluate-rounds = {} has no effect because these rounds are evaluated anyway"
+ALL = "over-selection = 0.5 has no effect with fraction-train = 1, which asks all clients"
 PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
 
 
@@ -111,6 +114,19 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
     (f'strategy="sflv1" {CONNECTION}', []),
     (f"{PATIENT} evaluate-every=0", ["patience = 1 has no effect with evaluate-every = 0"]),
     (PATIENT, []),
+    *((f'evaluate-rounds="{rounds}" num-rounds=4 evaluate-every={every}', lines)
+      for rounds, every, lines in (
+        ("1-3", 2, []), ("2,4", 2, [ANYWAY.format('"2,4"')]), ("4", 0, [ANYWAY.format('"4"')]),
+      )),
+    *((f'devices="lognormal" over-selection=0.5 fraction-train={share}', lines)
+      for share, lines in ((0.75, []), (1.0, [ALL]))),
+    *((f'strategy="fedamp" fedamp.own-weight=0.7 fedamp.similarity="{way}"', lines)
+      for way, lines in (
+        ("cosine", []), ("distance", ["fedamp.own-weight = 0.7 has no effect on fedamp"]),
+      )),
+    *((f'strategy="{method}" model="lenet5" bn-local=true', lines) for method, lines in (
+        ("fedavg", []), ("fedbn", ["bn-local = true has no effect on fedbn"]),
+    )),
     ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
     *(
         (f'strategy="{method}" attack="{attack}" attackers=0.25', [line] if named else [])
