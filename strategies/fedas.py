@@ -43,6 +43,7 @@ class FedAS(BaseStrategy):
     needs_cut = True
     in_eval_mode = ("train",)
     unused = FINETUNING
+    weighs_by_count = False
     newcomers_train = True
     options: Settings
 

@@ -42,6 +42,7 @@ class FedDyn(BaseStrategy):
     citation = "Acar et al. 2021"
     exchanges = "everything"
     by_mean = ("hbar/",)
+    weighs_by_count = False
     options: Settings
 
     def setup(self) -> None:

@@ -39,6 +39,7 @@ class Scaffold(BaseStrategy):
     citation = "Karimireddy et al. 2020"
     exchanges = "everything, and control variates"
     by_mean = ("c/",)
+    weighs_by_count = False
     options: Settings
 
     def setup(self) -> None:

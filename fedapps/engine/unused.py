@@ -61,6 +61,10 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
         elif strategy.settings.attack != "label-flip":  # which changes features on a channel, too
             keys.append("attack")
         yield from ((key, why) for key in keys)
+    if strategy.settings.attack == "inflated-count" and (
+        why := _where_counts_are_no_weights(strategy)
+    ):
+        yield from ((key, why) for key in ("attack", "attack-scale"))
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
@@ -85,6 +89,18 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
         yield "missing", "on images and tokens"
     elif s.missing not in FILLS:
         yield "missing", "on data that are no table"
+
+
+def _where_counts_are_no_weights(strategy: BaseStrategy) -> str:
+    """Say where an update weighs the same whatever sample count its client claims; "" if not."""
+    s = strategy.settings
+    if s.aggregation != "mean":
+        return f'with aggregation = "{s.aggregation}", where sample counts are no weights'
+    if s.dp.mode == "central":
+        return 'with dp.mode = "central", where sample counts are no weights'
+    return (
+        "" if strategy.weighs_by_count else f"on {s.strategy}, where sample counts are no weights"
+    )
 
 
 def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:

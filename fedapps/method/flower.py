@@ -5,7 +5,7 @@ loop calls back the engine that runs the rounds, and a `NumPyClient`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -47,6 +47,7 @@ class BaseStrategy(StrategyHooks, Strategy):
     The model lives in `arrays`, not in Flower's records.
     """
 
+    weighs_by_count: ClassVar[bool] = True  # whether an update weighs by its sample count
     _callbacks: Callbacks  # only while `run_rounds` runs
 
     def run_rounds(self, callbacks: Callbacks, grid: Grid, num_rounds: int, timeout: float) -> None:

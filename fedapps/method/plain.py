@@ -11,6 +11,8 @@ from fedapps.models.layers import Arrays
 class PlainMean(BaseStrategy):
     """The server's model is the plain mean over the clients of a round."""
 
+    weighs_by_count = False
+
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return unweighted means."""
         return weighted_mean(replace(update, weight=1.0) for update in updates)[0]

@@ -22,7 +22,7 @@ OTHER = {  # values that are not the defaults
     "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
     "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
-    "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0,
+    "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0, "attack": "none",
     "fedfc.slowest-limit": 1, "fedamp.own-weight": 0.7, "server-part": "body",
     "dp.sampling": "fixed",
     "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
@@ -30,6 +30,7 @@ OTHER = {  # values that are not the defaults
     "step-timeout": 5.0, "max-samples": 5,
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
+INFLATED = 'attack="inflated-count" attackers=0.34 attack-scale=50.0 fraction-train=1.0'
 OWN = {  # settings of a method with which more of its keys have no effect
     "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
     "local": ["local.match-compute=true"],
@@ -39,7 +40,10 @@ OWN = {  # settings of a method with which more of its keys have no effect
     ],
     "perfedavg": ['perfedavg.mode="fo"', "finetune-epochs=0"],
     "perfreezeclip": ['clip-mode="sample" max-norm=0.5 clip-percentile=100'],
-    "apfl": ["apfl.adaptive=false"],
+    "apfl": ["apfl.adaptive=false", INFLATED],
+    "scaffold": [INFLATED],
+    "feddyn": [INFLATED],
+    "fedas": [INFLATED],
     "fedcmd": ['fedcmd.layer="fc2"'],
     "fedseq": ['fedseq.base="fedrep"'],
 }
@@ -114,6 +118,17 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
     (f'strategy="sflv1" {CONNECTION}', []),
     (f"{PATIENT} evaluate-every=0", ["patience = 1 has no effect with evaluate-every = 0"]),
     (PATIENT, []),
+    *(
+        (f'{INFLATED} {options}', [f"{key} has no effect {why}, where sample counts are no weights"
+                                   for key in told])
+        for told in [('attack = "inflated-count"', "attack-scale = 50.0")]
+        for options, why in (
+            ('strategy="scaffold"', "on scaffold"),
+            ('aggregation="median"', 'with aggregation = "median"'),
+            ('dp.mode="central"', 'with dp.mode = "central"'),
+        )
+    ),
+    (INFLATED, []),
     *((f'evaluate-rounds="{rounds}" num-rounds=4 evaluate-every={every}', lines)
       for rounds, every, lines in (
         ("1-3", 2, []), ("2,4", 2, [ANYWAY.format('"2,4"')]), ("4", 0, [ANYWAY.format('"4"')]),
