@@ -15,9 +15,10 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.words import did_you_mean
-from fedapps.engine import evaluations
+from fedapps.engine import evaluations, unused
 from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.engine.metrics import MetricChecks
+from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.columns import Columns, columns_of
 from fedapps.report.rows import ClientEval, client_rows, means
@@ -38,12 +39,14 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
     would have to be trained again, or the change has no effect), and if the clients are devices.
     """
-    check_changes(config.defaults() | config.stored(run), changes, ALLOWED)
+    before = config.defaults() | config.stored(run)
+    check_changes(before, changes, ALLOWED)
     settings = settings_of(run, changes)
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
     torch.set_num_threads(settings.threads)
     finished = FinishedRun.open(run, changes)
+    _check_effect(finished.strategy, before, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
         columns = columns_of(finished.space.task, directory.names(run))
@@ -63,14 +66,27 @@ def check_changes(
     for key in changes:
         if key not in before:
             raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
+    own = f"{before['strategy']}."  # the table whose keys override general ones
     foreign = [
         f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"
-        for key in sorted(changes.keys() - allowed)
-        if changes[key] != before[key]
+        for key in sorted(changes)
+        if key.removeprefix(own) not in allowed and changes[key] != before[key]
     ]
     if foreign:
         those = ", ".join(sorted(allowed))
         raise RunError(f"{', '.join(foreign)}: needs another training run; allowed: {those}")
+    tables = {key: value for key, value in before.items() if key == "strategy" or "." in key}
+    if lines := config.overridden(tables | dict(changes)):
+        raise RunError(f"no effect: {', '.join(lines)}")
+
+
+def _check_effect(
+    strategy: BaseStrategy, before: Mapping[str, Scalar], changes: Mapping[str, Scalar]
+) -> None:
+    """Raise `RunError` for a change that nothing reads: the record would say what was not done."""
+    for key, why in unused.told(strategy):
+        if changes.get(key, before[key]) != before[key]:
+            raise RunError(f"{key} = {literal(changes[key])} has no effect {why}")
 
 
 def _scores(finished: FinishedRun, clients: Sequence[int]) -> list[ClientEval]:

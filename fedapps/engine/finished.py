@@ -47,10 +47,10 @@ OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
 def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
     """Return the settings to use a run directory again; raises `RunError` if one is invalid.
 
-    `changes` are run-config keys with new values.
+    `changes` are run-config keys with new values. The GPU of the run can be missing here.
     """
     flat = config.defaults() | config.stored(folder) | dict(changes) | OVER
-    if flat["device"] == "cuda" and not torch.cuda.is_available():
+    if "device" not in changes and flat["device"] == "cuda" and not torch.cuda.is_available():
         flat["device"] = "cpu"
     return config.read(flat)
 

@@ -227,3 +227,36 @@ def test_the_settings_of_a_run_are_read_once_for_all_clients(tiny_run, monkeypat
     for client in range(4):
         run.evaluate(client)
     assert len(read) <= opened + 1
+
+
+@pytest.mark.parametrize(("run", "changes", "line"), [
+    ('strategy="ditto"', {"finetune-epochs": 20}, "finetune-epochs = 20 has no effect on ditto"),
+    (
+        'strategy="fedper" finetune-epochs=0', {"finetune-lr": 0.5},
+        "finetune-lr = 0.5 has no effect with finetune-epochs = 0",
+    ),
+    (
+        'strategy="fedseq" fedseq.finetune-epochs=1', {"finetune-epochs": 20},
+        "no effect: fedseq.finetune-epochs = 1 overrides finetune-epochs = 20",
+    ),
+    ('strategy="fedper"', {"device": "cuda"}, 'device = "cuda": no GPU is visible here'),
+])  # fmt: skip
+def test_another_evaluation_refuses_what_it_would_not_do(run, changes, line, tiny_run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = tiny_run(run, "num-rounds=1")
+    with pytest.raises(RunError) as refused:
+        again.evaluate(folder, changes)
+    assert str(refused.value).startswith(line)
+    assert not (folder / "evaluations.csv").exists()
+
+
+def test_a_methods_own_fine_tuning_can_be_another_one(tiny_run):
+    """Its key does what the general one does in a run that sets neither."""
+    both = [
+        again.evaluate(tiny_run('strategy="fedseq" num-rounds=1', own), changes).read_bytes()
+        for own, changes in (
+            ("fedseq.finetune-epochs=1", {"fedseq.finetune-epochs": 3}),
+            ("", {"finetune-epochs": 3}),
+        )
+    ]
+    assert both[0] == both[1]

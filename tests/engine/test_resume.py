@@ -799,9 +799,11 @@ def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_cs
     table = read_csv(folder, again.evaluate(folder, {}).name)
     own = [line for line in read_csv(folder, "clients.csv") if line["round"] == "3"]
     assert table == own
-    changes = {"finetune-epochs": 3, "finetune-part": "head"}
+    changes, settings = {"evaluate-clients": 2}, "evaluate-clients=2"
+    if method != "ditto":  # which does not fine-tune
+        changes = {"finetune-epochs": 3, "finetune-part": "head"}
+        settings = 'finetune-epochs=3 finetune-part="head"'
     longer = read_csv(folder, again.evaluate(folder, changes).name)
-    settings = 'finetune-epochs=3 finetune-part="head"'
     other = serial_run(f'strategy="{method}" num-rounds=3 {settings} {model}')
     assert longer == [line for line in read_csv(other, "clients.csv") if line["round"] == "3"]
     lines = read_csv(folder, directory.EVALUATIONS)
