@@ -75,6 +75,12 @@ def test_the_serial_engine_takes_node_configs(nodes, tmp_path, data_root, no_plo
     assert serial.main(arguments) == 0
     folder = Path(capsys.readouterr().out.splitlines()[-1])
     assert (folder / "rounds.csv").is_file()
+    assert serial.main([*arguments, "--num-supernodes", "7"]) == 1
+    said = "error: --num-supernodes 7: --node-config adds each; leave it out\n"
+    assert capsys.readouterr().err == said
+    assert serial.main([*arguments, "--run-config", "dataset=digits"]) == 1
+    said = 'error: --node-config adds a device: it needs dataset = "device"\n'
+    assert capsys.readouterr().err == said
     assert serial.main(["--node-config", "client-id = 3"]) == 1
     assert capsys.readouterr().err.startswith("error: --node-config client-id = 3: cannot read")
     assert serial.main(["--node-config", 'client=3 dta="x.npz"']) == 1
