@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
+    if options.markdown and options.words:
+        raise RunError(f"--markdown prints all keys; leave out {' '.join(options.words)}")
     if options.markdown:
         from fedapps.core.keys import markdown
 

@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or how a model of one's own was tried."""
+    if options.shape and options.check is None:
+        raise RunError(f"--shape {options.shape}: is for --check; name a model there")
+    if options.markdown and options.check is not None:
+        raise RunError("--markdown prints all models; leave out --check")
     if options.check is None:
         show(COLUMNS, rows(), options.markdown)
         return 0

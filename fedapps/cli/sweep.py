@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fedapps import serial
 from fedapps.cli.plot import add_format
 from fedapps.core.errors import RunError
-from fedapps.core.options import Flat, add_run_config
+from fedapps.core.options import Flat, add_run_config, parse_options
 from fedapps.core.paths import expanded
 from fedapps.core.words import spans
 
@@ -65,9 +65,7 @@ def run(options: argparse.Namespace) -> int:
     scored = _scored_on(options.validation)
     base = serial.absolute(common(options.run_config)) | scored
     axes = [Axis.read(text) for text in options.axes]
-    for axis in axes:
-        if axis.key in scored:
-            raise RunError(f"axis {axis.key}: --validation sets this key, too; leave one out")
+    _check_scored(scored, parse_options(options.run_config), [axis.key for axis in axes])
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     for line in without_effect(grid):
         print(line)
@@ -104,6 +102,25 @@ def _scored_on(validation: float | None) -> Flat:
     if not 0 < validation < 1:
         raise RunError(f"--validation {validation}: must be a share between 0 and 1, such as 0.2")
     return {"validation-fraction": validation, "evaluate-on": "validation"}
+
+
+def _check_scored(scored: Flat, given: Flat, axes: Sequence[str]) -> None:
+    """Refuse the keys of `--validation` as axes, or with other values, also in a method's table.
+
+    Defaults, which a file can have, are not refused.
+    """
+    from fedapps.core import config
+
+    known = config.defaults()
+    for key in axes:
+        if key.rpartition(".")[2] in scored:
+            raise RunError(f"axis {key}: --validation sets this key, too; leave one out")
+    for key, value in given.items():
+        wanted = scored.get(key.rpartition(".")[2], value)
+        if value not in (wanted, known[key]):
+            raise RunError(
+                f"-c: {key} = {value}: --validation sets this key, too ({wanted}); leave one out"
+            )
 
 
 def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:

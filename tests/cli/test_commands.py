@@ -127,6 +127,16 @@ def test_keys_can_be_looked_up_by_a_part_of_their_names(capsys):
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(("words", "line"), [
+    ("keys fedamp lr --markdown", "--markdown prints all keys; leave out fedamp lr"),
+    ("models --shape 1,8,8", "--shape 1,8,8: is for --check; name a model there"),
+    ("models --check mine --markdown", "--markdown prints all models; leave out --check"),
+])  # fmt: skip
+def test_words_that_would_be_dropped_are_refused(words, line, capsys):
+    assert cli.main(words.split()) == 1
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+
+
 def test_methods_come_in_markdown_too(capsys):
     assert cli.main(["methods", "--markdown"]) == 0
     head, rule, *rows = capsys.readouterr().out.splitlines()

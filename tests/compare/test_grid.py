@@ -155,8 +155,22 @@ def test_axes_on_which_no_run_depends_are_refused(refused, key):
     assert refused("sweep", axis) == f"axis {axis}: {much} on {key}; give it one value with -c"
 
 
-@pytest.mark.parametrize("axis", ["evaluate-on=test,validation", "validation-fraction=0.1,0.3"])
+@pytest.mark.parametrize("axis", [
+    "evaluate-on=test,validation", "validation-fraction=0.1,0.3",
+    "fedfomo.validation-fraction=0.1,0.3",
+])  # fmt: skip
 def test_axes_of_what_validation_sets_are_refused(refused, axis):
     """Else what is told to be chosen on validation samples could be chosen on test samples."""
     line = f"axis {axis.partition('=')[0]}: --validation sets this key, too; leave one out"
     assert refused("sweep", axis, "--validation", "0.2") == line
+
+
+@pytest.mark.parametrize(("given", "wanted"), [
+    ("validation-fraction=0.1", "0.2"), ("fedfomo.validation-fraction=0.1", "0.2"),
+])  # fmt: skip
+def test_other_values_of_what_validation_sets_are_refused(refused, given, wanted):
+    key, value = given.split("=")
+    line = f"-c: {key} = {value}: --validation sets this key, too ({wanted}); leave one out"
+    same = ("-c", "validation-fraction=0.2", "-c", "evaluate-on=validation")
+    words = ("sweep", "lr=0.1", "--validation", "0.2")
+    assert refused(*words, *same, "-c", f"strategy=fedfomo {given}") == line
