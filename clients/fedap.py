@@ -6,11 +6,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapps.method import BaseClient, Costs, Plan, features
+from fedapps.method import BaseClient, Costs, Plan, Slice, features
+from strategies.fedap import Settings
 
 
 class FedAPClient(BaseClient):
     """It trains all layers with E epochs of SGD, and measures the inputs of its BatchNorms."""
+
+    options: Settings
+
+    def personal(self) -> Slice:
+        """Its BatchNorms, once it has kept them: no plan may upload them."""
+        norms = self.layout.norms_of(self.layout.names)
+        return norms if self.kept().keys() & self.layout.shared(norms) else ()
+
+    def of_one_run(self) -> tuple[str, ...]:
+        """After a warm-up, drop the model: that of the next run exchanges BatchNorms again."""
+        return ("model/",) if self.options.warmup else ()
 
     def before_training(self, plan: Plan) -> Costs:
         """Measure, if the plan asks for it, mean and standard deviation (ddof 0) per channel."""

@@ -7,6 +7,9 @@ from torch import nn
 
 from fedapps.core import registry
 from fedapps.core.errors import RunError
+from fedapps.method import replace
+from fedapps.method.local import begin
+from tests.support.methods import rehearsal_of
 
 
 def test_lg_fedavg_and_fedper_are_opposites(serial_run, fits, read_rounds):
@@ -80,3 +83,45 @@ def test_fedbns_client_guards_its_batchnorms(serial_run, monkeypatch):
     monkeypatch.setattr(registry.strategy_class("fedbn"), "plan", curious)
     with pytest.raises(RunError, match=r"the plan uploads conv1.*personal layers"):
         serial_run('strategy="fedbn" model="lenet5"')
+
+
+@pytest.mark.parametrize(("method", "keys"), [
+    ("fedas", ""),
+    ("fedrep", ""),
+    ("perfreezeclip", "local-epochs=2"),
+    ("fedproto", ""),
+    ("fedseq", 'fedseq.base="fedper"'),
+    ("pfedhn", "pfedhn.personal-head=true pfedhn.hidden-size=2"),
+    ("fedcmd", "fedcmd.selection-fraction=0.34"),
+    ("fedcmd", 'fedcmd.layer="fc1"'),
+    ("lgfedavg", ""),
+    ("lgfedavg", "lgfedavg.warmup-rounds=1"),
+    ("fedap", "fedap.warmup=0.34"),
+])  # fmt: skip
+def test_what_has_stayed_on_a_client_is_not_uploaded(tiny_npz, method, keys):
+    """Whatever plan a server sends: of the layers that training has left on the client."""
+    base = f'{tiny_npz} model="lenet5" num-clients=2 fraction-train=1.0 num-rounds=3'
+    run = rehearsal_of(method, f'{base} strategy="{method}" {keys}')
+    run.rounds(2)
+    plan, kept = run.strategy.plan(3, 0), run.make(0).kept()
+    stayed = kept.keys() - {*run.layout.shared(plan.also_keep)}
+    assert stayed
+    for layer in run.layout.layers_of(stayed):
+        with pytest.raises(PermissionError, match=f"the plan uploads {layer}"):
+            run.train(0, replace(plan, upload=(layer,)))
+
+
+@pytest.mark.parametrize(("method", "keys", "stays"), [
+    ("lgfedavg", "", True), ("lgfedavg", "lgfedavg.warmup-rounds=1", False),
+    ("fedap", "fedap.warmup=0.34", False), ("fedap", "fedap.warmup=0.0", True),
+])  # fmt: skip
+def test_a_devices_next_run_can_begin_with_rounds_of_fedavg(tiny_npz, method, keys, stays):
+    """What an earlier run has left there is kept only if no round of the next one uploads it."""
+    base = f'{tiny_npz} model="lenet5" num-clients=2 fraction-train=1.0 num-rounds=3'
+    run, again = (rehearsal_of(method, f'{base} strategy="{method}" {keys}') for _ in range(2))
+    run.rounds(3)
+    client = run.make(0)
+    begin(client)
+    assert stays == any(name.startswith("model/") for name in client.state)
+    again.clients = {0: client.state}
+    again.rounds(3)

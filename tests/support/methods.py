@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedapps.core import registry
-from fedapps.method import KeepsLast
+from fedapps.method import KeepsLast, rehearse
 from tests.support.marks import THOROUGH
 
 # Methods that differ in what travels, in what is kept, or in how clients train: mixtures, a
@@ -30,6 +30,11 @@ def needed(method: str) -> str:
     if method == "pfedhn":  # its server trains a hundred weights for each one of the model
         return 'model="lenet5"'
     return 'model="lenet5"' if registry.strategy_class(method).needs_norms else ""
+
+
+def rehearsal_of(method: str, settings):
+    """Return a rehearsal of a method by its name."""
+    return rehearse(registry.strategy_class(method), registry.client_class(method), settings)
 
 
 def moves(made) -> bool:
