@@ -27,8 +27,9 @@ class Settings(MethodSettings, frozen=True):
 class FedDyn(BaseStrategy):
     """Clients minimize L_i(theta) - <g_i, theta> + (alpha/2)||theta - w||^2 (Algorithm 1).
 
-    Symbols: N (m in the paper) `num-clients`, T `num-rounds`, r `fraction-train`,
-    E `local-epochs`, B `batch-size`, eta `lr`, alpha `strength`; `max-norm` clips gradients.
+    Symbols: N (m in the paper) the number of clients that train, T `num-rounds`,
+    r `fraction-train`, E `local-epochs`, B `batch-size`, eta `lr`, alpha `strength`; `max-norm`
+    clips gradients.
     We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
     (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
     The authors' code scores the plain mean of the round's models, not w, and divides alpha by a

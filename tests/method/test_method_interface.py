@@ -385,7 +385,8 @@ def test_another_methods_client_keeps_what_the_client_keeps(flat_config, tiny_np
             self.base = self.other("fedper")
 
     space = Workspace(config.read(flat_config(tiny_npz)))
-    earlier = {name: torch.ones(1) for name in ("model/fc2.fc.bias", "norms/fc2/90-batch-5")}
+    names = "model/fc2.fc.bias", "norms/fc2/90-batch-5", "last/fc2.fc.bias"
+    earlier = {name: torch.ones(1) for name in names}
     client = Both(space, 0, earlier)
     local.begin(client)
     client.remember("more/", {"x": np.zeros(1, np.float32)})

@@ -12,7 +12,7 @@ from clients.apfl import APFLClient
 from clients.fedavg import FedAvgClient
 from clients.local import LocalClient
 from fedapps.core import config
-from fedapps.method import put, rehearse
+from fedapps.method import put, rehearse, take
 from strategies.apfl import APFL
 from strategies.fedavg import FedAvg
 from strategies.local import Local
@@ -262,3 +262,15 @@ def test_it_costs_twice_fedavg_and_sends_w_alone(rehearsal):
     update, other = (made.train(0, made.strategy.plan(1, 0)) for made in (run, plain))
     assert update.arrays.keys() == other.arrays.keys() and not update.extras
     assert update.metrics["macs"] == 2 * other.metrics["macs"]
+
+
+def test_a_newcomer_predicts_with_the_mixture_after_a_round_from_the_shared_w(rehearsal):
+    keys = 'local-epochs=3 lr=0.1 apfl.alpha-steps="batch" unseen-clients="2"'
+    run = rehearsal(f"{WHOLE} {keys}")
+    run.rounds(2)
+    w, plan, made = dict(run.strategy.arrays), run.strategy.newcomer_plan(2, 2), run.make(2)
+    made.evaluate_round(plan, run.strategy.newcomer_download(2, 2, plan))
+    found = take(made.model, [*w])
+    right = algorithm_1(run.make(2), w, w, 0.5, "batch", 3, 0.1)
+    close(found, mixed(right[2], right[1], right[0]))
+    assert any(np.abs(found[key] - right[0][key].numpy()).max() > 1e-4 for key in w)

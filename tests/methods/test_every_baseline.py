@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.method import rehearse, replace
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.rehearsal import rehearse
-from fedapps.models.layers import put
+from fedapps.models.layers import put, run
 from tests.support import ROOT
-from tests.support.methods import needed
+from tests.support.methods import needed, rehearsal_of
 from tests.support.references import ALL, BODY, HEAD
 
 
@@ -69,38 +69,41 @@ def test_bytes(small, serial_run, read_rounds, method, down, up, evaluation):
     assert rows[-1]["bytes_eval"] == 2 * 4 * evaluation
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "ditto",
-        "fedala",
-        "fedap",
-        "fedas",
-        "fedcmd",
-        "feddbe",
-        "fedfomo",
-        "fedproto",
-        "fedrod",
-        "moon",
-        'perfedavg" perfedavg.mode="hf',
-    ],
-)
+@pytest.mark.parametrize("method", [
+    *("apfl", "ditto", "fedala", "fedap", "fedas", "fedcmd", "feddbe", "fedem", "fedfomo"),
+    *("fedpac", "fedproto", "fedrod", "moon", "perfedavg", "pfedme", "scaffold"),
+])  # fmt: skip
 def test_train_macs_are_those_that_torch_counts(flat_config, tiny_npz, method):
     """Of all that clients compute in two rounds: what hooks do beside the steps costs, too."""
     options = f'strategy="{method}" model="lenet5" num-clients=2 fraction-train=1.0 num-rounds=2'
-    made = config.read(flat_config(tiny_npz, options, "batch-size=32"))  # two, the last smaller
+    keys = f'batch-size=32 perfedavg.mode="hf" {needed(method)}'  # two, the last smaller
+    made = config.read(flat_config(tiny_npz, options, keys))
     original = registry.client_class(made.strategy)
 
     class Counted(original):
         def train_round(self, plan, received):
             first = original(self.workspace, self.client, dict(self.state))
             first.train_round(plan, received)  # runs the model also to count its layers, once
+            self.workspace.trainer.__post_init__()  # it forgets the outputs of frozen layers
             with FlopCounterMode(display=False) as counter:
                 update = super().train_round(plan, received)
             assert update.metrics["macs"] == counter.get_total_flops() / 2
             return update
 
     rehearse(registry.strategy_class(made.strategy), Counted, made).rounds(2)
+
+
+@pytest.mark.parametrize("method", ["fedem", "knnper"])
+def test_what_an_evaluation_computes_before_the_score_costs(flat_config, tiny_npz, method):
+    """Of a client that never trained: M models on its samples, or the body on those it keeps."""
+    keys = f'strategy="{method}" model="lenet5" num-clients=2 knnper.capacity=9'
+    made = rehearsal_of(method, config.read(flat_config(tiny_npz, keys)))
+    client = made.make(0)
+    x, layers = client.train_data[0], made.layout.body if method == "knnper" else made.layout.names
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run(client.model.eval(), x[:1], layers)
+    times = 9 if method == "knnper" else 3 * len(x)
+    assert made.evaluate(0)["finetune_macs"] == times * counter.get_total_flops() / 2
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,23 @@ def test_last_local_is_the_model_after_training(tiny_npz, serial_run, read_csv, 
     mean = np.mean([float(row["accuracy_last_local"]) for row in rows])
     assert read_rounds(folder)[-1]["accuracy_last_local"] == pytest.approx(mean)
     assert read_rounds(serial_run(tiny_npz, 'strategy="fedavg"'))[-1]["accuracy_last_local"] is None
+
+
+def test_scoring_the_last_local_model_changes_no_other_figure(tiny_npz, serial_run, read_csv):
+    """Above all not fine-tuning, which begins at the received model again."""
+    base = tiny_npz, 'strategy="fedavg" num-rounds=2 fraction-train=1.0 finetune-epochs=2'
+    plain, both = (
+        read_csv(serial_run(*base, f"score-last={on}"), "clients.csv") for on in ("false", "true")
+    )
+    for one, other in zip(plain, both, strict=True):
+        assert one["accuracy_last_local"] == "" != other["accuracy_last_local"]
+        assert one | {"accuracy_last_local": ""} == other | {"accuracy_last_local": ""}
+
+
+def test_who_trains_nothing_in_a_round_has_no_new_last_local_model(tiny_npz):
+    run = rehearsal_of("fedavg", f'{tiny_npz} strategy="fedavg" score-last=true')
+    run.train(0, replace(run.strategy.plan(1, 0), stages=()))
+    assert not run.clients[0]
 
 
 SENT = {  # by method and prefix of what its plans send beside layers: the words for it

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedapps.compare import runs
 from fedapps.core import config, registry
 from fedapps.method import BaseClient, BaseStrategy, Costs, copied, rehearse, replace
 from fedapps.models.layers import put, take
+from fedapps.models.layers import run as run_layers
 from fedapps.report import frames, status
 from fedapps.report.accuracy_plots import evaluated_rounds
 from fedapps.report.page.facts import costs_of
@@ -19,7 +21,7 @@ from fedapps.report.units import human
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import Workspace
 from tests.support import ROOT
-from tests.support.methods import each_method, needed
+from tests.support.methods import each_method, needed, rehearsal_of
 
 LEAD = CLASSIFICATION.lead
 SMALL = (
@@ -185,33 +187,87 @@ def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_
 
 
 def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
-    """One step by hand: v = w - lr (grad F(w) + lambda (w - w))."""
-    data, _ = two_files([])
-    made = config.read(
-        flat_config(data, *options("ditto", "batch-size=64 ditto.personal-epochs=1"))
-    )
-    rehearsal = rehearse(registry.strategy_class("ditto"), registry.client_class("ditto"), made)
-    rehearsal.rounds()
-    strategy = rehearsal.strategy
-    plan, client = strategy.newcomer_plan(1, 1), rehearsal.make(1)
-    client.evaluate_round(plan, strategy.newcomer_download(1, 1, plan))
-    after = take(client.model, strategy.layout.keys_of(strategy.layout.names))
-    put(client.model, strategy.arrays)
-    inputs, labels = client.train_data
-    client.model.train()
-    loss = torch.nn.functional.cross_entropy(client.model(inputs), labels)
-    named = dict(client.model.named_parameters())
-    gradients = torch.autograd.grad(loss, [p.requires_grad_() for p in named.values()])
-    for (key, w), gradient in zip(named.items(), gradients, strict=True):
-        expected = (w - made.lr * gradient).detach().numpy()
-        np.testing.assert_allclose(after[key], expected, atol=1e-6)
+    """Two steps by hand: v -= lr (grad F(v) + lambda (v - w)), from v = w."""
+    keys = "batch-size=64 ditto.personal-epochs=2 ditto.lambda=5.0"
+    made = config.read(flat_config(two_files([])[0], *options("ditto", keys)))
+    run = rehearsal_of("ditto", made)
+    run.rounds()
+    plan, client = run.strategy.newcomer_plan(1, 1), run.make(1)
+    client.evaluate_round(plan, run.strategy.newcomer_download(1, 1, plan))
+    after = take(client.model, run.layout.keys_of(run.layout.names))
+    v, (x, y) = copied(client.model).requires_grad_().train(), client.train_data
+    put(v, run.strategy.arrays)
+    w = {key: p.detach().clone() for key, p in v.named_parameters()}
+    for _ in range(2):
+        gradients = torch.autograd.grad(cross_entropy(v(x), y), [*v.parameters()])
+        with torch.no_grad():
+            for (key, p), gradient in zip(v.named_parameters(), gradients, strict=True):
+                p -= made.lr * (gradient + 5.0 * (p - w[key]))
+    for key, p in v.named_parameters():
+        np.testing.assert_allclose(after[key], p.detach(), atol=1e-6, err_msg=key)
+
+
+def test_fedrods_newcomer_trains_its_own_head_alone(two_files, flat_config):
+    """Two steps by hand of a linear head, beside the generic logits; the rest stays as it came."""
+    keys = "batch-size=64 local-epochs=2"
+    made = config.read(flat_config(two_files([])[0], *options("fedrod", keys)))
+    run = rehearsal_of("fedrod", made)
+    run.rounds()
+    plan, client = run.strategy.newcomer_plan(1, 1), run.make(1)
+    client.evaluate_round(plan, run.strategy.newcomer_download(1, 1, plan))
+    for key, value in take(client.model, run.layout.keys_of(run.layout.names)).items():
+        np.testing.assert_array_equal(value, run.strategy.arrays[key], err_msg=key)
+    initial, (x, y) = run.strategy.workspace.initial, client.train_data
+    head = [torch.tensor(initial[key]) for key in run.layout.keys_of(("fc2",))]
+    model = client.model.eval()
+    with torch.no_grad():
+        z = run_layers(model, x, run.layout.body)
+        generic = model.fc2(z)
+    for _ in range(2):
+        weight, bias = (p.requires_grad_() for p in head)
+        loss = cross_entropy(generic + z @ weight.T + bias, y)
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        pairs = zip((weight, bias), gradients, strict=True)
+        head = [(p - made.lr * gradient).detach() for p, gradient in pairs]
+    for found, right in zip(client.personal_head.parameters(), head, strict=True):
+        torch.testing.assert_close(found.detach(), right, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedamp", "fedpac", "pfedhn", "pfedsim"])
+def test_a_newcomer_gets_the_servers_mean_and_no_mixture_of_its_own(two_files, flat_config, method):
+    """The server keeps nothing of it, so a mixture of its own would be the initial arrays."""
+    run = rehearsal_of(method, config.read(flat_config(two_files([])[0], *options(method))))
+    run.rounds(2)
+    strategy, plan = run.strategy, run.strategy.newcomer_plan(2, 1)
+    sent = strategy.newcomer_download(2, 1, plan)
+    assert plan.download == strategy.layout.names or method == "pfedsim"
+    keys = strategy.layout.shared(plan.download)
+    for key in keys:
+        np.testing.assert_array_equal(sent[key], strategy.arrays[key], err_msg=key)
+    own = strategy.download(2, 1, plan)
+    assert any((own[key] != sent[key]).any() for key in keys)
+
+
+@pytest.mark.parametrize(("method", "mean", "own"), [
+    ("scaffold", "c/", "own/"), ("feddyn", "hbar/", "g/"),
+])  # fmt: skip
+def test_a_mean_over_all_clients_is_one_over_those_that_train(
+    two_files, flat_config, method, mean, own
+):
+    run = rehearsal_of(method, config.read(flat_config(two_files([])[0], *options(method))))
+    run.rounds(2)
+    assert sorted(run.clients) == [0, 2, 3]
+    for name, value in run.strategy.state.items():
+        parts = [state[name.replace(mean, own)].numpy() for state in run.clients.values()]
+        np.testing.assert_allclose(value, np.mean(parts, 0), rtol=1e-4, atol=1e-7)
+    assert max(np.abs(value).max() for value in run.strategy.state.values()) > 1e-4
 
 
 @pytest.mark.parametrize("method", ["apfl", "pfedme", "fedala"])
 def test_a_newcomer_is_first_scored_with_the_shared_model(two_files, flat_config, method):
     data, _ = two_files([])
     made = config.read(flat_config(data, *options(method)))
-    rehearsal = rehearse(registry.strategy_class(method), registry.client_class(method), made)
+    rehearsal = rehearsal_of(method, made)
     rehearsal.rounds(2)
     strategy = rehearsal.strategy
     plan, client = strategy.newcomer_plan(2, 1), rehearsal.make(1)
@@ -258,9 +314,7 @@ def test_a_newcomer_that_trains_does_what_others_do_in_a_round(two_files, flat_c
 def test_a_newcomer_trains_norms_of_its_own_before_the_head(method):
     """Else it would be scored with BatchNorms that have seen no sample."""
     keys = f'strategy="{method}" model="lenet5" bn-stats="local" num-clients=4 unseen-clients="3"'
-    strategy = rehearse(
-        registry.strategy_class(method), registry.client_class(method), keys
-    ).strategy
+    strategy = rehearsal_of(method, keys).strategy
     plan, usual = strategy.newcomer_plan(5, 3), strategy.evaluation_plan(5, 0)
     *first, head = plan.stages
     assert head.layers == usual.stages[-1].layers == strategy.layout.head
@@ -281,8 +335,7 @@ def test_statistics_of_its_own_are_measured_and_shared_layers_stay_frozen(
     """With one batch, a running mean is 0.1 times that of the BatchNorm's inputs."""
     more = 'model="lenet5" bn-stats="local" batch-size=100 local-epochs=1 num-clients=4'
     made = config.read(flat_config(two_files([])[0], more, 'unseen-clients="3"', keys))
-    cls = registry.strategy_class(made.strategy), registry.client_class(made.strategy)
-    run = rehearse(*cls, made)
+    run = rehearsal_of(made.strategy, made)
     plan = run.strategy.newcomer_plan(1, 3)
     client, received = run.make(3), run.strategy.download(1, 3, plan)
     model, seen = copied(client.model).train(), []

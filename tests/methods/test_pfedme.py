@@ -293,3 +293,14 @@ def test_bytes_are_fedavgs(rehearsal, fedavg):
         sent.append(run.train(0, plan).arrays)
         traffic.append([sum(array.nbytes for array in arrays.values()) for arrays in sent])
     assert traffic[0] == traffic[1] and all(traffic[0])
+
+
+def test_a_newcomer_predicts_with_theta_after_a_round_from_w(rehearsal):
+    keys = "lr=0.03 pfedme.lambda=10.0 pfedme.inner-steps=3 pfedme.inner-lr=0.05"
+    run = rehearsal(f'{keys} pfedme.local-rounds=4 unseen-clients="2"')
+    run.rounds()
+    plan, made = run.strategy.newcomer_plan(1, 2), run.make(2)
+    made.evaluate_round(plan, run.strategy.newcomer_download(1, 2, plan))
+    found = arrays_of(made.model)
+    _, thetas = algorithm_1(run, 2, 4, 3, eta=0.03, eta_p=0.05, lambda_=10.0)
+    close(found, thetas[-1])
