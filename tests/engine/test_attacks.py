@@ -12,9 +12,11 @@ from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
 from fedapps.engine import collusion
 from fedapps.engine.rounds import Rounds
+from fedapps.method import BaseClient, Costs, put, rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
+from strategies.fedavg import FedAvg
 
 RUN = 'fraction-train=1.0 num-rounds=1 attackers=0.34 strategy="fedavg"'
 BAD = sorted(sample_attackers(0, range(6), 0.34))
@@ -35,6 +37,22 @@ def test_an_upload_is_changed_on_the_attackers_alone(attack, factor, serial_run,
             step = honest[client][key] - start[key]
             expected = start[key] + (factor if client in BAD else 1.0) * step
             np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_attacker_starts_from_what_it_has_before_the_methods_own_changes(flat_config):
+    class Moved(BaseClient):
+        def before_training(self, plan):
+            put(self.model, {key: value + 1 for key, value in self.received.items()})
+            return Costs()
+
+    honest, bad = (
+        rehearse(FedAvg, Moved, config.read(flat_config(RUN, *more)))
+        for more in ((), ('attack="sign-flip" attack-scale=2.0',))
+    )
+    updates = [run.train(BAD[0], run.strategy.plan(1, BAD[0])).arrays for run in (honest, bad)]
+    for key, w in honest.strategy.arrays.items():
+        right = w - 2 * (updates[0][key] - w)
+        np.testing.assert_allclose(updates[1][key], right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "trimmed-mean"])

@@ -68,6 +68,11 @@ def by_hand(name, w, x, f, radius=0.0):
     return w + np.mean((x - w) * scales[:, None], axis=0)
 
 
+def test_attackers_are_the_share_that_a_decimal_number_is():
+    """0.29 x 100 is 28.999999999999996 in floating point."""
+    assert expected_attackers(rule("median", 0.29), 100) == 29
+
+
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(5, 12), bad=st.booleans())

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from clients.fedas import FedASClient
-from fedapps.method import put, rehearse
+from fedapps.method import ClientUpdate, put, rehearse
 from strategies.fedas import FedAS
 
 KEYS = 'strategy="fedas" num-clients=3 fraction-train=1.0 local-epochs=2 lr=0.05'
@@ -112,3 +112,13 @@ def test_what_a_batch_does_not_use_has_no_information(tiny_npz, unused_branch):
     assert [key for key, g in found.items() if g is None] == ["1.unused.weight", "1.unused.bias"]
     trace = sum(float((g**2).sum()) for g in found.values() if g is not None)
     assert client.sends["fisher/trace"].item() == pytest.approx(trace, rel=1e-5)
+
+
+def test_without_any_information_the_mean_is_plain(tiny_npz):
+    server = rehearse(FedAS, FedASClient, f"{tiny_npz} {KEYS}").strategy
+    extras = {"fisher/trace": np.zeros(1, np.float32)}
+    updates = [
+        ClientUpdate(c, {"a": np.full(2, c, np.float32)}, n, weight=float(n), extras=extras)
+        for c, n in ((1, 9), (2, 1))
+    ]
+    assert server.aggregate(1, iter(updates))["a"].tolist() == [1.5, 1.5]

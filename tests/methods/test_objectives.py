@@ -1,12 +1,18 @@
 """FedDyn, Ditto, Per-FedAvg and FedRoD: each objective against a few lines of its own."""
 
+from collections import OrderedDict
 from functools import partial
+from math import prod
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedapps import models
+from fedapps.models.blocks import of_images
+from tests.support.methods import rehearsal_of
 from tests.support.references import (
     LR,
     assert_close,
@@ -201,3 +207,22 @@ def test_fedrods_body_does_not_depend_on_the_personal_head(small, serial_run, re
     for key, value in one.items():
         assert np.isfinite(value).all()
         np.testing.assert_array_equal(value, two[key])
+
+
+def test_fedrods_personal_head_trains_its_batchnorms(tiny_npz, monkeypatch):
+    """After a single step its running mean is a tenth of the mean that went in."""
+
+    def make(shape, classes):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 4))
+        hidden = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
+        return nn.Sequential(OrderedDict(body=body, hidden=hidden, out=nn.Linear(5, classes)))
+
+    monkeypatch.setitem(models.MODELS, "normed-head", of_images(make))
+    keys = 'strategy="fedrod" model="normed-head" head-layers=2 local-epochs=1'
+    run = rehearsal_of("fedrod", f"{tiny_npz.replace('=8', '=1000')} {keys}")
+    client = run.make(0)
+    with torch.no_grad():
+        inputs = client.model.hidden[0](client.model.body(client.train_data[0]))
+    run.train(0, run.strategy.plan(1, 0))
+    found = run.clients[0]["personal/hidden.1.running_mean"]
+    torch.testing.assert_close(found, 0.1 * inputs.mean(0), rtol=1e-4, atol=1e-6)

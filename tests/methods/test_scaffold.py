@@ -7,7 +7,7 @@ from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
 from clients.scaffold import ScaffoldClient
-from fedapps.method import rehearse
+from fedapps.method import rehearse, replace
 from fedapps.method.local import begin
 from strategies.scaffold import Scaffold
 
@@ -110,3 +110,14 @@ def test_in_a_devices_next_run_c_is_the_mean_of_all_again(tiny_npz):
     for name, c in again.strategy.state.items():
         own = [kept[name.replace("c/", "own/")].numpy() for kept in again.clients.values()]
         np.testing.assert_allclose(c, np.mean(own, 0), atol=1e-6)
+
+
+def test_without_a_step_c_i_stays(tiny_npz):
+    """As of a client all of whose batches were skipped."""
+    run = rehearsal(tiny_npz, "fraction-train=1.0")
+    run.rounds(1)
+    before = {key: value.clone() for key, value in run.clients[0].items()}
+    update = run.train(0, replace(run.strategy.plan(2, 0), stages=()))
+    assert any(value.any() for value in before.values())
+    assert all(torch.equal(value, run.clients[0][key]) for key, value in before.items())
+    assert not any(change.any() for change in update.extras.values())

@@ -86,6 +86,12 @@ def test_warm_up_is_fedavg(serial_run, method, read_rounds):
     assert [row["phase"] for row in read_rounds(one)] == ["train-warmup"] * 2
 
 
+def test_the_warm_up_takes_the_share_of_the_rounds_that_a_decimal_number_is(flat_config):
+    """0.57 x 100 is 56.99999999999999 in floating point."""
+    keys = 'strategy="pfedsim" num-rounds=100 pfedsim.warmup=0.57'
+    assert PFedSim(Workspace(config.read(flat_config(keys)))).warmup == 57
+
+
 def test_pfedsim_refuses_heads_without_a_matrix(small, serial_run, monkeypatch):
     def make(shape, classes):
         body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 4))

@@ -24,9 +24,10 @@ from fedapps.wire import contacts, health
 from tests.cli.test_status import DEVICES, GONE, VERSIONS, put_devices
 from tests.support import ROOT
 from tests.support.made_runs import add_round, begin_run
+from tests.support.marks import extra
 from tests.support.tls import make_tls
 
-parser = pytest.importorskip("prometheus_client.parser", reason="make test installs it")
+parser = extra("prometheus_client.parser")
 
 
 def scraped(port):

@@ -18,6 +18,7 @@ from fedapps.data import Form, load, of_device, unlabelled
 from fedapps.data.forms.columns import parsed, written
 from fedapps.data.spec import FILLS, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
+from tests.support.marks import extra
 
 N = 60
 WHO = np.array(["anna", "ben", "carl"])[np.arange(N) % 3]
@@ -67,7 +68,7 @@ def test_a_csv_holds_what_an_npz_with_its_features_holds(frame, tmp_path):
 
 
 def test_parquet_is_read_like_csv(frame, tmp_path):
-    pytest.importorskip("pyarrow")
+    extra("pyarrow")
     for table in (frame, frame.set_index("who")):
         table.to_parquet(tmp_path / "t.parquet")
         data = load(str(tmp_path / "t.parquet"), "", Form(client_column="who"))
@@ -587,7 +588,7 @@ class TestDatasets:
 
     @pytest.fixture(autouse=True)
     def quiet(self):
-        pytest.importorskip("datasets").disable_progress_bars()
+        extra("datasets").disable_progress_bars()
 
     def test_a_table(self, frame, tmp_path):
         from datasets import Dataset

@@ -10,6 +10,7 @@ import pytest
 from fedapps.core.errors import RunError
 from fedapps.data import Form, load, of_device, unlabelled
 from fedapps.data.spec import FLOAT, Spec, label_spec
+from tests.support.marks import extra
 
 
 def read(folder, form=None, **texts):
@@ -43,7 +44,7 @@ class TestTargets:
         (Form("y", numbers=True), [2**63 + 2**11, 1, 0]), (Form("y,z"), [2**63 + 2**11, 1, 0]),
     ])  # fmt: skip
     def test_numbers_of_any_kind_in_parquet_can_be_predicted(self, form, cells, tmp_path):
-        pytest.importorskip("pyarrow")
+        extra("pyarrow")
         kind = np.uint64 if 2**63 + 2**11 in cells else object
         frame = pd.DataFrame({"x": [1.0, 2, 3], "y": pd.Series(cells, dtype=kind), "z": 2})
         frame.to_parquet(tmp_path / "t.parquet")
@@ -54,7 +55,7 @@ class TestTargets:
 
     @pytest.mark.parametrize("count", [2, 200])
     def test_whole_numbers_as_texts_are_classes(self, count, tmp_path):
-        pytest.importorskip("pyarrow")
+        extra("pyarrow")
         cells = [f"{number:03}" for number in range(count)]
         pd.DataFrame({"x": 1.0, "y": cells}).to_parquet(tmp_path / "t.parquet")
         assert load(str(tmp_path / "t.parquet"), "").names == tuple(cells)
@@ -85,12 +86,12 @@ class TestTargets:
             rows = "".join(f"{number},{cell}\n" for number, cell in enumerate(cells))
             data = read(tmp_path, form, t=f"x,y\n{rows}")
         elif kind == "parquet":
-            pyarrow = pytest.importorskip("pyarrow")
-            parquet = pytest.importorskip("pyarrow.parquet")
+            pyarrow = extra("pyarrow")
+            parquet = extra("pyarrow.parquet")
             parquet.write_table(pyarrow.table({"x": range(4), "y": table}), tmp_path / "t.parquet")
             data = load(str(tmp_path / "t.parquet"), "", form)
         else:
-            datasets = pytest.importorskip("datasets")
+            datasets = extra("datasets")
             datasets.disable_progress_bars()
             datasets.Dataset.from_dict({"x": range(4), "y": table}).save_to_disk(tmp_path / "d")
             data = load(str(tmp_path / "d"), "", form)
@@ -114,7 +115,7 @@ class TestTargets:
             if kind == "csv":
                 frame.to_csv(tmp_path / f"{name}.csv", index=False)
             else:
-                pytest.importorskip("pyarrow")
+                extra("pyarrow")
                 frame.to_parquet(tmp_path / f"{name}.parquet")
         data = load(str(tmp_path), "", Form("y", missing="drop"))
         wanted = [int(cell) for cell in [*cells, 1, 0, 1] if cell is not None]
@@ -177,7 +178,7 @@ class TestTexts:
         pd.Categorical([1, 2, 4]), ["1", "2", "4"],
     ])  # fmt: skip
     def test_texts_that_are_all_numbers_are_numbers(self, cells, tmp_path):
-        pytest.importorskip("pyarrow")
+        extra("pyarrow")
         frame = pd.DataFrame({"x": cells, "y": [0, 1, 0]})
         frame.to_parquet(tmp_path / "t.parquet")
         data = load(str(tmp_path / "t.parquet"), "")
@@ -237,7 +238,7 @@ class TestRefused:
     @pytest.mark.parametrize("kind", ["datetime64[us]", "datetime64[ms]", "timedelta64[ms]"])
     def test_dates_of_a_parquet_are_no_numbers(self, kind, tmp_path):
         """They would be counted in a unit that each file has for itself, of which nobody knows."""
-        pytest.importorskip("pyarrow")
+        extra("pyarrow")
         when = np.arange(1, 4_000_000_000, 33_000_000).astype("int64").astype(kind)
         pd.DataFrame({"x": 1.0, "when": when, "y": 0}).to_parquet(tmp_path / "t.parquet")
         dates = "dates? turn them into numbers, such as days, or leave them out"
