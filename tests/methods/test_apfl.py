@@ -140,14 +140,6 @@ def test_w_goes_the_way_of_fedavg(rehearsal, options):
     close(run.strategy.arrays, plain.strategy.arrays)
 
 
-def test_the_mean_is_plain(rehearsal):
-    run = rehearsal('partitioner="sizes" sizes="0.6,0.3,0.1"')
-    updates = [run.train(client, run.strategy.plan(1, client)) for client in range(3)]
-    assert len({update.num_examples for update in updates}) == 3
-    for key, value in run.strategy.aggregate(1, iter(updates)).items():
-        np.testing.assert_allclose(value, sum(u.arrays[key] for u in updates) / 3, atol=1e-6)
-
-
 def test_with_alpha_0_v_never_moves_and_w_is_scored(rehearsal):
     run = rehearsal(f"{FIXED} apfl.initial-alpha=0.0")
     plain = rehearsal("finetune-epochs=0", FedAvg, FedAvgClient)
@@ -197,25 +189,6 @@ def test_what_is_scored_is_the_mixture_with_the_received_w(rehearsal):
         if client < 2:
             last = accuracy(made, mixed(state[1], v, tensors(uploads[client])))
             assert scored["accuracy_last_local"] == last
-
-
-def test_the_gradient_of_alpha_is_a_central_difference(rehearsal):
-    client = rehearsal("apfl.initial-alpha=0.3").make(0)
-    draws = torch.Generator().manual_seed(0)
-    for arrays in (client.w, client.v):
-        for key, value in arrays.items():
-            noise = 0.1 * torch.randn(value.shape, generator=draws, dtype=torch.float64)
-            arrays[key] = torch.nn.Parameter(value.detach().double() + noise)
-    w, v = tensors_of(client.w), tensors_of(client.v)
-    x, y = client.train_data[0].double(), client.train_data[1]
-
-    def loss(state):
-        return cross_entropy(functional_call(client.model, state, x), y)
-
-    client.gradients(lambda _: loss(client.w).backward(), [(x, y)])
-    near = [loss(mixed(alpha, v, w)).item() for alpha in (0.3 - 1e-7, 0.3 + 1e-7)]
-    assert client.d == pytest.approx((near[1] - near[0]) / 2e-7, rel=1e-5)
-    assert abs(client.d) > 1e-3
 
 
 def test_alpha_stays_a_share_at_every_step(rehearsal):

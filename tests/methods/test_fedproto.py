@@ -1,11 +1,10 @@
-"""FedProto's certain facts (docs/papers/fedproto.md), beside the formulas in plain PyTorch."""
+"""FedProto's certain facts (docs/papers/fedproto.md); its twin has the formulas."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from clients.fedproto import FedProtoClient
 from fedapps.core import config, registry
@@ -29,37 +28,6 @@ def model_of(run, state):
 
 def features(model, x):
     return torch.nn.Sequential(*[*model.children()][:-1])(x).flatten(1)
-
-
-@pytest.mark.parametrize("weighting", ["samples", "plain"])
-def test_a_round_is_equations_7_3_and_6(tiny_npz, weighting):
-    """The second round: one step of each client, and the prototypes after it."""
-    keys = f'fedproto.lambda=10.0 fedproto.weighting="{weighting}" alpha=0.3'
-    run = rehearsal(tiny_npz.replace("alpha=10.0", ""), keys)
-    run.rounds(1)
-    before, state = copy.deepcopy(run.clients), copy.deepcopy(run.strategy.state)
-    run.rounds(1)
-    found = {j: [] for j in range(3)}
-    for client, own in before.items():
-        model, (x, y) = model_of(run, own), run.make(client).train_data
-        far = (features(model, x) - torch.tensor(state["p/mean"])[y]) ** 2
-        known = torch.tensor(state["p/count"])[y] > 0
-        (cross_entropy(model(x), y) + 10.0 * (far.mean(1) * known).mean()).backward()
-        for key, parameter in model.named_parameters():
-            parameter.data -= run.strategy.settings.lr * parameter.grad
-            np.testing.assert_allclose(
-                run.clients[client][f"model/{key}"], parameter.detach(), atol=1e-6
-            )
-        for j in set(y.tolist()):
-            own = features(model, x[y == j]).detach().double()
-            found[j] += [own] if weighting == "samples" else [own.mean(0, keepdim=True)]
-    for j, parts in found.items():
-        mean = torch.cat(parts).mean(0)
-        np.testing.assert_allclose(run.strategy.state["p/mean"][j], mean, atol=1e-5)
-    counts = np.bincount(np.concatenate([run.make(c).train_data[1] for c in range(4)]))
-    np.testing.assert_array_equal(run.strategy.state["p/count"], counts)
-    initial = run.strategy.workspace.initial
-    assert all(np.array_equal(value, initial[key]) for key, value in run.strategy.arrays.items())
 
 
 def test_a_client_predicts_the_nearest_known_prototype(tiny_npz):

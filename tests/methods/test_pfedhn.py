@@ -1,10 +1,8 @@
-"""pFedHN: rounds by hand in NumPy, and its certain facts (docs/papers/pfedhn.md)."""
+"""pFedHN's certain facts (docs/papers/pfedhn.md); its twin has the formulas."""
 
 from itertools import pairwise
 
 import numpy as np
-import pytest
-import torch
 
 from clients.fedavg import FedAvgClient
 from clients.pfedhn import PFedHNClient
@@ -12,7 +10,6 @@ from fedapps.core.draws import generator
 from fedapps.method import ClientUpdate, rehearse
 from strategies.fedavg import FedAvg
 from strategies.pfedhn import PFedHN
-from tests.support.references import assert_close, final, reference, sgd
 
 
 def layers(sizes):
@@ -30,70 +27,6 @@ def forward(hidden, v):
         if k < len(hidden) - 1:
             inputs[-1] = np.maximum(inputs[-1], 0)
     return inputs
-
-
-def backward(hidden, output, inputs, d):
-    """Products of d with the Jacobians: of each hidden layer, of the output layer, of v."""
-    found = [(np.outer(d, inputs[-1]), d)]
-    d = output[0].T @ d
-    for k in reversed(range(len(hidden))):
-        found.insert(0, (np.outer(d, inputs[k]), d))
-        d = hidden[k][0].T @ d * ((inputs[k] > 0) if k else 1)
-    return found, d
-
-
-@pytest.mark.parametrize("personal", ["false", "true"])
-def test_three_rounds_of_algorithm_1(small, serial_run, flat_config, fits, strategy, personal):
-    """One step of the server a round, with the mean of both clients' products."""
-    options = (
-        f'strategy="pfedhn" num-rounds=3 local-epochs=1 pfedhn.personal-head={personal} '
-        "pfedhn.hyper-lr=0.7 pfedhn.embedding-lr=3.0 "
-        "pfedhn.embedding-size=3 pfedhn.hidden-size=5 pfedhn.hidden-layers=2"
-    )
-    serial_run(small, options)
-    ref = reference(flat_config, small, options)
-    made = [key for key in ref.start if personal == "false" or key.startswith("body")]
-    ends = np.cumsum([ref.start[key].numel() for key in made])
-
-    def flat(p):
-        return np.concatenate([p[key].numpy().ravel() for key in made])
-
-    def model(theta):
-        parts = zip(made, np.split(theta, ends[:-1]), strict=True)
-        return {key: torch.from_numpy(part).reshape(ref.start[key].shape) for key, part in parts}
-
-    phi = [*layers([3, 5, 5, 5]), (np.zeros((ends[-1], 5)), flat(ref.start))]
-    first = [generator(0, "pfedhn-embedding", i).standard_normal(3) for i in (0, 1)]
-    v, heads = list(first), [{k: w for k, w in ref.start.items() if k not in made}] * 2
-    for round_ in (1, 2, 3):
-        products, sent = [], []
-        for i in (0, 1):
-            inputs = forward(phi[:-1], v[i])
-            theta = phi[-1][0] @ inputs[-1] + phi[-1][1]
-            trained = sgd(model(theta) | heads[i], ref.batches(i, round_))
-            heads[i] = {key: trained[key] for key in heads[i]}
-            sent.append({key: trained[key] for key in made})
-            found, dv = backward(phi[:-1], phi[-1], inputs, theta - flat(trained))
-            products.append(found)
-            v[i] = v[i] - 3.0 * dv
-        phi = [
-            tuple(p - 0.7 * (a + b) / 2 for p, a, b in zip(*three, strict=True))
-            for three in zip(phi, *products, strict=True)
-        ]
-    server = strategy[-1]
-    for i in (0, 1):
-        state, update = final(fits, i)
-        assert_close(update.arrays, sent[i])
-        assert_close({key: state[f"model/{key}"].numpy() for key in heads[i]}, heads[i])
-        np.testing.assert_allclose(server.state[f"v/{i}"], v[i], rtol=1e-4, atol=1e-5)
-        assert np.abs(v[i] - first[i]).max() > 1e-3
-    for k, (w, b) in enumerate(phi[:-1]):
-        np.testing.assert_allclose(server.state[f"hn/w{k}"], w, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(server.state[f"hn/b{k}"], b, rtol=1e-4, atol=1e-5)
-    whole = np.concatenate([server.state[f"hn/w/{key}"].reshape(-1, 5) for key in made])
-    np.testing.assert_allclose(whole, phi[-1][0], rtol=1e-4, atol=1e-5)
-    mean = model(phi[-1][0] @ forward(phi[:-1], (v[0] + v[1]) / 2)[-1] + phi[-1][1])
-    assert_close({key: server.arrays[key] for key in made}, mean)
 
 
 def test_the_first_round_trains_as_fedavg_and_then_clients_differ(tiny_npz):

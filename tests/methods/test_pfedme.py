@@ -20,8 +20,6 @@ from strategies.pfedme import PFedMe
 
 # A batch is all samples of a client, so their order does not matter.
 BASE = 'strategy="fedavg" model="cnn" num-clients=3 fraction-train=1.0 batch-size=1000'
-# lr = 1/8 and lambda = 8: c = eta lambda is 1, exactly.
-UNIT = "lr=0.125 pfedme.lambda=8.0"
 
 
 @pytest.fixture
@@ -48,11 +46,6 @@ def laid_over(*options):
     """One run-config of several: later values win."""
     pairs = (pair.split("=", 1) for option in options for pair in option.split())
     return " ".join(f"{key}={value}" for key, value in dict(pairs).items())
-
-
-def after_a_round(run):
-    run.rounds()
-    return run.strategy.arrays
 
 
 def kept(run, client, prefix="theta/"):
@@ -151,30 +144,6 @@ def test_the_defaults_leave_a_fifth_of_w(rehearsal):
     o = run.strategy.options
     assert (o.lambda_, o.beta, o.inner_steps, o.inner_lr, o.local_rounds) == (15, 1, 5, 0.09, 20)
     assert (1 - 0.005 * o.lambda_) ** o.local_rounds == pytest.approx(0.2103, abs=5e-5)
-
-
-def test_without_a_pull_w_stays_and_theta_is_plain_sgd(rehearsal, fedavg):
-    run = rehearsal(
-        "num-clients=1 pfedme.lambda=0.0 pfedme.local-rounds=3 pfedme.inner-steps=2 lr=0.1"
-    )
-    start = deepcopy(run.strategy.arrays)
-    upload, theta = trained(run)
-    close(upload, start, rtol=0, atol=0)
-    close(theta, after_a_round(fedavg("num-clients=1 lr=0.09 local-epochs=6")))
-
-
-def test_a_single_inner_step_from_w_is_free_of_the_pull(rehearsal, fedavg):
-    """R = K = 1: FedAvg with one step of eta lambda eta_p."""
-    run = rehearsal("lr=0.05 pfedme.lambda=15.0 pfedme.local-rounds=1 pfedme.inner-steps=1")
-    close(after_a_round(run), after_a_round(fedavg(f"local-epochs=1 lr={0.05 * 15 * 0.09}")))
-
-
-def test_with_c_of_one_and_single_steps_it_is_fedavg(rehearsal, fedavg):
-    """The pull is always zero; batches are FedAvg's, as local-rounds = 0 takes whole epochs."""
-    run = rehearsal(
-        f"{UNIT} batch-size=8 local-epochs=2 pfedme.local-rounds=0 pfedme.inner-steps=1"
-    )
-    close(after_a_round(run), after_a_round(fedavg("batch-size=8 local-epochs=2 lr=0.09")))
 
 
 @pytest.mark.parametrize(("rounds", "size"), [(1, 8), (7, 8), (7, 1000), (3, 9)])

@@ -1,10 +1,7 @@
-"""SCAFFOLD's certain facts (docs/papers/scaffold.md), beside the formulas in plain PyTorch."""
+"""SCAFFOLD's certain facts (docs/papers/scaffold.md); its twin has the formulas."""
 
 import numpy as np
-import pytest
 import torch
-from torch.func import functional_call, grad
-from torch.nn.functional import cross_entropy
 
 from clients.scaffold import ScaffoldClient
 from fedapps.method import rehearse, replace
@@ -18,45 +15,6 @@ BASE = 'strategy="scaffold" num-clients=4 local-epochs=3'
 def rehearsal(tiny_npz, keys):
     whole = tiny_npz.replace("batch-size=8", "batch-size=1000")
     return rehearse(Scaffold, ScaffoldClient, f"{whole} {BASE} {keys}")
-
-
-@pytest.mark.parametrize(("momentum", "decay", "eta_g"), [(0.0, 0.0, 1.0), (0.6, 0.02, 1.5)])
-def test_rounds_are_those_of_algorithm_1(tiny_npz, momentum, decay, eta_g):
-    """Three rounds with two of four clients; c_i+ by option II, or as the mean gradient."""
-    keys = f"fraction-train=0.5 momentum={momentum} weight-decay={decay}"
-    run = rehearsal(tiny_npz, f"{keys} scaffold.global-lr={eta_g}")
-    space, lr = run.strategy.workspace, run.strategy.settings.lr
-    x = {key: torch.tensor(value) for key, value in space.initial.items()}
-    c = {key: torch.zeros_like(value) for key, value in x.items()}
-    own = {client: dict(c) for client in range(4)}
-
-    def loss(y, images, labels):
-        return cross_entropy(functional_call(space.model, y, (images,)), labels)
-
-    for round_ in (1, 2, 3):
-        chosen, sent, changes = run.strategy.select(round_), [], []
-        for client in chosen:
-            y, seen, velocity = dict(x), [], {key: 0.0 for key in x}
-            for _ in range(3):  # one batch per epoch
-                g = grad(loss)(y, *space.samples(client, "train"))
-                seen.append(g)
-                for k in y:
-                    step = g[k] - own[client][k] + c[k] + decay * y[k]
-                    velocity[k] = momentum * velocity[k] + step
-                    y[k] = y[k] - lr * velocity[k]
-            new = {k: sum(g[k] for g in seen) / 3 for k in y}
-            if not momentum:
-                new = {k: own[client][k] - c[k] + (x[k] - y[k]) / (3 * lr) for k in y}
-            changes.append({key: new[key] - own[client][key] for key in new})
-            sent.append(y)
-            own[client] = new
-        x = {k: x[k] + eta_g * ((sent[0][k] + sent[1][k]) / 2 - x[k]) for k in x}
-        c = {key: c[key] + (changes[0][key] + changes[1][key]) / 4 for key in c}
-        run.rounds(1)
-        for key in x:
-            np.testing.assert_allclose(run.strategy.arrays[key], x[key], atol=1e-5)
-            np.testing.assert_allclose(run.strategy.state[f"c/{key}"], c[key], atol=1e-4)
-    assert max(float(value.abs().max()) for value in c.values()) > 0.01
 
 
 def test_c_is_the_mean_of_all_c_i(tiny_npz):

@@ -21,35 +21,7 @@ from fedapps.training.workspace import Workspace
 from strategies.fedap import FedAP
 from strategies.pfedsim import PFedSim, similarity
 from tests.support.methods import keeping
-from tests.support.references import assert_close, final, moved, reference, row_cosines, sgd
-
-
-def test_pfedsim(small, serial_run, flat_config, fits, strategy, read_model):
-    options = 'strategy="pfedsim" num-rounds=5 pfedsim.warmup=0.4'
-    folder = serial_run(small, options)
-    ref = reference(flat_config, small, options)
-    w = ref.start
-    for round_ in (1, 2):
-        w = ref.mean([sgd(w, ref.batches(i, round_)) for i in (0, 1)])
-    theta, s = [w, w], 0.0
-    for round_ in (3, 4, 5):
-        a = -np.log(1 - np.array([0.9999, min(s, 0.9999)]))
-        a /= a.sum()
-        new = []
-        for i in (0, 1):
-            body = moved({k: a[0] * v for k, v in theta[i].items()}, theta[1 - i], a[1])
-            start = {k: body[k] if k.startswith("body") else theta[i][k] for k in w}
-            new.append(sgd(start, ref.batches(i, round_)))
-        theta = new
-        heads = [p["head.weight"].numpy() for p in theta]
-        s = max(0.0, row_cosines(*heads))
-    for client in (0, 1):
-        state, update = final(fits, client)
-        assert_close(update.arrays, theta[client])
-        assert set(state) == {"model/head.weight", "model/head.bias"}
-    assert strategy[-1].state["similarity"][0, 1] == pytest.approx(s, abs=1e-5)
-    assert 0 < s < 1
-    np.testing.assert_array_equal(read_model(folder)["head.bias"].shape, (3,))
+from tests.support.references import row_cosines
 
 
 def test_similarity_of_heads():

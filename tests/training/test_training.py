@@ -147,18 +147,6 @@ class Passes:
 # SGD ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 1e-2)])
-@pytest.mark.parametrize("name", ["cnn", "lenet5"])
-def test_a_stage_is_a_plain_loop(name, momentum, weight_decay):
-    trainer, data = make(name), samples(21, (1, 8, 8), 4)
-    parts = (stage(trainer.layout.names, epochs=2, momentum=momentum, weight_decay=weight_decay),)
-    wanted = reference(trainer.model, data, parts, 8)
-    start = state(trainer)
-    trainer.train(data, parts, DRAW)
-    close(state(trainer), wanted)
-    assert all((start[key] - wanted[key]).abs().max() > 1e-4 for key in start if "weight" in key)
-
-
 @pytest.mark.parametrize("parts", [
     [("classifier", 2), ("conv1 conv2 fc1 fc2", 1)],  # FedRep
     [("conv1", 1), ("conv1 conv2", 1), ("conv1 conv2 fc1 fc2 classifier", 1)],

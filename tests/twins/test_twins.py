@@ -9,9 +9,11 @@ from tests.support.marks import THOROUGH
 from tests.support.methods import UNLIKE
 from tests.twins.harness import SETTINGS, differences, twins
 
+BOTH = (*UNLIKE, "perfedavg")  # whose two settings are two formulas
+
 
 @pytest.mark.parametrize(("method", "setting"), [
-    (THOROUGH if setting == "plain" and method not in UNLIKE else pytest.param)(method, setting)
+    (THOROUGH if setting == "plain" and method not in BOTH else pytest.param)(method, setting)
     for method in twins()
     for setting in SETTINGS
 ])  # fmt: skip
