@@ -27,11 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
+    import numpy as np
     from flwr.app.message import make_message as make_message
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import unflatten_dict as unflatten_dict
@@ -88,7 +87,7 @@ if not TYPE_CHECKING:  # otherwise mypy would accept any name
         return value
 
 
-def renyi(accountant: Any) -> tuple[np.ndarray, np.ndarray]:
+def renyi(accountant: Any) -> "tuple[np.ndarray, np.ndarray]":
     """Return the orders of an `RdpAccountant`, and the RDP of its releases at each: float [k]."""
     backend = accountant._backend
     return backend.orders, backend.rdp

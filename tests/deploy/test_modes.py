@@ -84,7 +84,7 @@ def test_the_services_can_read_the_packages_that_the_page_installs(tmp_path, usu
         (tmp_path / name).chmod(0o755)
     page = (DEPLOY / "README.md").read_text("utf-8")
     (umask,) = re.findall(r"^umask 077 # .*$", page, re.M)
-    (block,) = re.findall(r"^useradd .*?(?=^install -d)", page, re.M | re.S)
+    (block,) = re.findall(r"^useradd .*?(?=^cp deploy)", page, re.M | re.S)
     packages = tmp_path / "opt"
     commands = f"{umask}\n{block}".replace("/opt/fedapps", str(packages))
     subprocess.run(

@@ -102,12 +102,6 @@ def test_more_devices_than_clients_are_not_waited_for(flat_config):
         config.read(flat_config(RUN, "min-available=4"))
 
 
-def test_a_device_of_another_data_set_is_left_out(device_run, nodes, union, capsys, flat_config):
-    with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after"):
-        device_run(union.options, 'strategy="fedper" round-timeout=0.3')
-    assert 'its own data, which needs dataset = "device"' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("option", "line"), [
     ('input-shape="1,a,8"', 'input-shape = "1,a,8": must be channels,height,width of images'),
     ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width of images'),

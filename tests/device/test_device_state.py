@@ -223,7 +223,7 @@ def test_what_killed_processes_have_half_written_goes_when_a_run_begins(began, n
     names = (".personalized.safetensors", ".initial-model-0.safetensors", ".run.json")
     left, going_on = (
         [folder / f"{name}.{pid}.tmp" for name in names for folder in (state, others)]
-        for pid in (ended.pid, os.getpid())
+        for pid in (ended.pid, os.getppid())
     )
     for path in (*left, *going_on):
         path.write_text("half")

@@ -88,6 +88,15 @@ def test_a_node_that_never_answers_ends_the_run_after_the_timeout():
     )
 
 
+def test_a_device_with_its_own_data_has_no_part_in_a_simulation(clock):
+    grid = FakeGrid(polls=[[owner(1, 0), hello(2)]], nodes=[[1, 2]])
+    assert meet(grid).nodes == [2]
+    grid = FakeGrid(polls=[[owner(1, 0)]], nodes=[[1]])
+    line = 'left out: SuperNode 1, client 0: it has its own data, which needs dataset = "device"'
+    with pytest.raises(RunError, match=f"^0 of 1 SuperNodes after .*{line}"):
+        meet(grid)
+
+
 def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
     with pytest.raises(RunError, match="No module named torch"):
         meet(FakeGrid(polls=[[error(1, "No module named torch")]], nodes=[[1]]))
