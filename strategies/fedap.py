@@ -21,7 +21,7 @@ class FedAP(LateMixing):
     """FedAvg first; then BatchNorms are personal, and other layers are mixed by similarity.
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`, B `batch-size`,
-    eta `lr`, lambda `lambda`; the pretraining takes the share `warmup` of T.
+    eta `lr`, lambda `lambda`; the pretraining, FedAvg by our choice, takes the share `warmup` of T.
     Two clients are similar if the inputs of their BatchNorms have similar statistics, measured in
     the pretrained model on each client's training data. This is done once: the first round after
     the warm-up asks all N clients, and later rounds ask those that have not answered. Every client
