@@ -49,7 +49,7 @@ class PerFedAvg(PlainMean):
         return self.exchange(round_, names, replace(stage, lr=beta, passes=passes))
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
-        """theta_i = w - alpha grad f_i(w), alpha `finetune-lr`: one such step, or one epoch of them."""
+        """theta_i = w - a grad f_i(w), a = `finetune-lr`: one such step, or one epoch of them."""
         names, lr = self.layout.names, self.settings.finetune_rate
         steps = 1 if self.options.personalize == "step" else 0
         return (Stage(layers=names, epochs=1, lr=lr, max_steps=steps),)

@@ -235,10 +235,7 @@ class VirtualClock(Clock):
         answers.sort(key=lambda answer: (answer.finish, answer.update.client))
         asked = [a for a in answers if self.is_async or a.round == round_]  # for whom it waits
         need = self._needed(len(asked) + self._gone)
-        # if all are at work for earlier rounds, it waits for the first of them
-        last = max([start, *(a.finish for a in asked[:need] or answers[:1])])
-        wait_on = len(asked) < need and self.limit < math.inf  # for who has dropped out
-        self._end = start + self.limit if wait_on else min(last, start + self.limit)
+        self._end = self._ends(asked, need, answers)
         left_out = {answer.update.client for answer in asked[need:]}
         come: list[Answer] = []
         for answer in answers:
@@ -252,6 +249,14 @@ class VirtualClock(Clock):
                 self.on_their_way.keep(answer, round_, parameters)
         for answer in sorted(come, key=lambda a: a.update.client):
             yield self._current(answer, round_, server)
+
+    def _ends(self, asked: Sequence[Answer], need: int, answers: Sequence[Answer]) -> float:
+        """Return when the round ends that needs so many of the updates for which it waits."""
+        limit = self.now + self.limit
+        if len(asked) < need and self.limit < math.inf:  # it waits for who has dropped out
+            return limit
+        # if all are at work for earlier rounds, it waits for the first of them
+        return min(limit, max([self.now, *(a.finish for a in asked[:need] or answers[:1])]))
 
     def _needed(self, asked: int) -> int:
         """Return how many of the updates that a round waits for end it."""

@@ -1,7 +1,7 @@
 """The rows of the tables: a finished round, a client's evaluation, and means over clients."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -169,33 +169,32 @@ def is_counted(column: str, phase: str) -> bool:
 
 def means(results: Sequence[ClientEval], columns: Columns) -> Means:
     """Return the means over the clients of an evaluation; either all personalize or none."""
-    lead = columns.lead
-    done = [
-        (r, r.after, value) for r in results if r.after and (value := r.personalized) is not None
-    ]
-    initial = [result.initial for result in results]
-    personalized = [value for *_, value in done]
-    hurt = [float(lead.is_better(result.initial, value)) for result, _, value in done]
+    lead, done = columns.lead, [result for result in results if result.after is not None]
     before = [result.before for result in results]
-    after = [counts for _, counts, _ in done]
-    together: Callable[[Sequence[Counts]], Value] = lead.together
-    values = [
-        _mean(initial),
-        _mean(personalized),
-        float(np.std(personalized)) if personalized else None,
-        together(before),
-        together(after),
-        lead.decile(personalized) if personalized else None,
-        lead.worst(personalized) if personalized else None,
-        _mean(hurt),
-    ]
+    after = [result.after for result in done if result.after is not None]
+    scores = [_defined(lead, counts) for counts in after]
+    found: dict[str, Value] = {
+        lead.initial: _mean([result.initial for result in results]),
+        lead.personalized: _mean(scores),
+        f"{lead.personalized}_std": float(np.std(scores)) if scores else None,
+        f"{lead.initial}_weighted": lead.together(before),
+        f"{lead.personalized}_weighted": lead.together(after),
+        "decile_personalized": lead.decile(scores) if scores else None,
+        "least_personalized": lead.worst(scores) if scores else None,
+        "share_hurt": _mean(
+            [float(lead.is_better(r.initial, new)) for r, new in zip(done, scores, strict=True)]
+        ),
+    }
     for metric in columns.task.metrics[1:]:
-        values += [_mean_of(metric, after), _mean_of(metric, before)]
-    found = dict(zip((*columns.means, *columns.spread), values, strict=True))
+        found |= {metric.initial: _mean_of(metric, before)}
+        found |= {metric.personalized: _mean_of(metric, after)}
     for figure in columns.figures:
         found |= _figure_means(results, figure)
     return Means(
-        initial=values[0], personalized=values[1], evaluated=len(results) or None, columns=found
+        initial=found[lead.initial],
+        personalized=found[lead.personalized],
+        evaluated=len(results) or None,
+        columns=found,
     )
 
 
