@@ -209,6 +209,30 @@ def test_no_client_gives_both_shares_of_another(tmp_path):
             client.answer("unmask", again)
 
 
+def test_a_server_that_tells_clients_different_lists_gets_the_sum_of_three_of_six(tmp_path):
+    """As docs/security.md says: each list has t = 4 clients, but all have only three in common."""
+    round_ = Round(tmp_path, 6)
+    sent, wanted = round_.uploaded(), [10, 11, 14]
+    further = {10: 15, 11: 13, 12: 12, 13: 13, 14: 12, 15: 15}
+    lists = {client: sorted({*wanted, more}) for client, more in further.items()}
+    given = {c: unpack(round_.clients[c].answer("unmask", pack(lists[c]))) for c in lists}
+
+    def secret(of, has_uploaded):
+        givers = [c for c, told in lists.items() if (of in told) == has_uploaded][:4]
+        factors = shamir.weights([giver - 9 for giver in givers])
+        return shamir.combine(factors, [given[giver][of] for giver in givers])
+
+    total, plus = sum(sent[client] for client in wanted), []
+    minus = [secret(client, True) for client in wanted]
+    for other in lists.keys() - {*wanted}:
+        key = keys.private(secret(other, False))
+        for client in wanted:
+            left = keys.agreed(key, round_.server.roster[client].mask, "mask")
+            (minus if client < other else plus).extend(left)
+    masks.add_masks(total, plus, minus)
+    assert total.tolist() == [value % 2**64 for value in round_.plain(wanted)]
+
+
 def test_a_share_is_of_the_seed_or_of_the_key(tmp_path):
     """What all clients give for client 15 is its seed if it has uploaded, else its key."""
     for gone in ([], [15]):
