@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
-    import numpy as np
     from flwr.app.message import make_message as make_message
     from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import unflatten_dict as unflatten_dict
@@ -87,8 +86,8 @@ if not TYPE_CHECKING:  # otherwise mypy would accept any name
         return value
 
 
-def renyi(accountant: Any) -> "tuple[np.ndarray, np.ndarray]":
-    """Return the orders of an `RdpAccountant`, and the RDP of its releases at each: float [k]."""
+def renyi(accountant: Any) -> tuple[Any, Any]:
+    """Return the orders of an `RdpAccountant`, and the RDP of its releases at each: arrays [k]."""
     backend = accountant._backend
     return backend.orders, backend.rdp
 

@@ -37,7 +37,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     `changes` are run-config keys with new values; all other keys keep the values of the run. The
     scores go into `evaluation-1.csv` (or the next free number; columns as in clients.csv), and one
     line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
-    would have to be trained again, or the change has no effect), and if the clients are devices.
+    would have to be trained again), or is overridden, and if the clients are devices.
     """
     before = config.defaults() | config.stored(run)
     check_changes(before, changes, ALLOWED)
@@ -46,7 +46,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
     torch.set_num_threads(settings.threads)
     finished = FinishedRun.open(run, changes)
-    _check_effect(finished.strategy, before, changes)
+    _tell_effect(finished.strategy, before, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}
         columns = columns_of(finished.space.task, directory.names(run))
@@ -80,13 +80,13 @@ def check_changes(
         raise RunError(f"no effect: {', '.join(lines)}")
 
 
-def _check_effect(
+def _tell_effect(
     strategy: BaseStrategy, before: Mapping[str, Scalar], changes: Mapping[str, Scalar]
 ) -> None:
-    """Raise `RunError` for a change that nothing reads: the record would say what was not done."""
+    """Warn of a change that nothing reads, as a run does."""
     for key, why in unused.told(strategy):
         if changes.get(key, before[key]) != before[key]:
-            raise RunError(f"{key} = {literal(changes[key])} has no effect {why}")
+            log.warning(f"{key} = {literal(changes[key])} has no effect {why}")
 
 
 def _scores(finished: FinishedRun, clients: Sequence[int]) -> list[ClientEval]:

@@ -230,11 +230,6 @@ def test_the_settings_of_a_run_are_read_once_for_all_clients(tiny_run, monkeypat
 
 
 @pytest.mark.parametrize(("run", "changes", "line"), [
-    ('strategy="ditto"', {"finetune-epochs": 20}, "finetune-epochs = 20 has no effect on ditto"),
-    (
-        'strategy="fedper" finetune-epochs=0', {"finetune-lr": 0.5},
-        "finetune-lr = 0.5 has no effect with finetune-epochs = 0",
-    ),
     (
         'strategy="fedseq" fedseq.finetune-epochs=1', {"finetune-epochs": 20},
         "no effect: fedseq.finetune-epochs = 1 overrides finetune-epochs = 20",
@@ -248,6 +243,16 @@ def test_another_evaluation_refuses_what_it_would_not_do(run, changes, line, tin
         again.evaluate(folder, changes)
     assert str(refused.value).startswith(line)
     assert not (folder / "evaluations.csv").exists()
+
+
+@pytest.mark.parametrize(("run", "changes", "why"), [
+    ('strategy="ditto"', {"finetune-epochs": 20}, "on ditto"),
+    ('strategy="fedper" finetune-epochs=0', {"finetune-lr": 0.5}, "with finetune-epochs = 0"),
+])  # fmt: skip
+def test_another_evaluation_tells_what_has_no_effect(run, changes, why, tiny_run, capsys):
+    again.evaluate(tiny_run(run, "num-rounds=1"), changes)
+    ((key, value),) = changes.items()
+    assert f"{key} = {value} has no effect {why}" in capsys.readouterr().out
 
 
 def test_a_methods_own_fine_tuning_can_be_another_one(tiny_run):
