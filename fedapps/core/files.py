@@ -20,7 +20,9 @@ Content = TypeVar("Content")
 # constructor recursion depth mismatch" (python/cpython#106905).
 parsing = Lock()
 
-LOCK = ".lock"  # locked for its folder, because over NFS other machines do not see a folder's lock
+# Locked together with its folder: over NFS other machines do not see a folder's own lock, and
+# earlier versions lock nothing else.
+LOCK = ".lock"
 
 
 @contextmanager
@@ -154,30 +156,42 @@ def in_turn(path: Path) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path, create: int, operation: int) -> Iterator[bool]:
     with writing(path):
-        folder = path.is_dir()
-        handle = _lock_of(path) if folder else os.open(path, os.O_RDWR | create, 0o666)
-    free = True
+        flags = os.O_RDWR | create
+        handles = _locks_of(path) if path.is_dir() else [os.open(path, flags, 0o666)]
     try:
-        try:
-            fcntl.flock(handle, operation)
-        except BlockingIOError:
-            free = False
-        except OSError as error:  # else it is a file system without locks
-            free = error.errno != errno.EBADF  # it has them, but not for who may only read
-        yield free
+        yield all(_lock(handle, operation) for handle in handles)
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)
 
 
-def _lock_of(folder: Path) -> int:
-    """Open the file whose lock is that of a folder; who may only read gets what there is."""
+def _lock(handle: int, operation: int) -> bool:
+    """Lock an open file; False if another process has. Without locks in its system, it is free."""
+    try:
+        fcntl.flock(handle, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EBADF and operation & fcntl.LOCK_EX:  # NFS, open for reading only
+            return _lock(handle, operation & ~fcntl.LOCK_EX | fcntl.LOCK_SH)
+    return True
+
+
+def _locks_of(folder: Path) -> list[int]:
+    """Open what is locked for a folder; who may only read gets what there is."""
     file = folder / LOCK
     try:
-        return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        handles = [os.open(file, os.O_RDWR | os.O_CREAT, 0o666)]
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return os.open(file if file.exists() else folder, os.O_RDONLY)
+        handles = [os.open(file, os.O_RDONLY)] if file.exists() else []
+    try:
+        return [*handles, os.open(folder, os.O_RDONLY)]
+    except OSError:  # this user may not list it
+        if not handles:
+            raise
+        return handles
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,14 +13,15 @@ from fedapps.core.files import alone, held, in_turn
 
 @pytest.fixture
 def nfs(monkeypatch):
-    """Make `flock` what it is over NFS: folders are locked in vain, and what is only read never."""
+    """Make `flock` what it is over NFS: folders are locked in vain, what is only read not alone."""
     flock, locked = fcntl.flock, []
 
     def of_nfs(handle, operation):
         if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             if stat.S_ISDIR(os.fstat(handle).st_mode):
                 return  # for this machine only
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            if operation & fcntl.LOCK_EX:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(handle, operation)
         locked.append(os.fstat(handle).st_mode)
 
@@ -63,6 +64,45 @@ def test_who_may_not_write_a_folder_is_told_that_it_is_held(nfs, refuse, tmp_pat
         refuse(tmp_path / ".lock")
         with held(tmp_path) as other:
             assert free and not other
+
+
+def test_what_nobody_holds_is_free_for_who_may_not_write_it(nfs, refuse, tmp_path):
+    with held(tmp_path):
+        pass
+    refuse(tmp_path / ".lock")
+    with held(tmp_path) as free, held(tmp_path) as other:
+        assert free and other
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_folder_that_an_earlier_version_has_locked_is_held(writable, tmp_path, refuse):
+    """Those versions lock the folder itself, and make no `.lock`."""
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    if not writable:
+        refuse(tmp_path / ".lock")
+    with held(tmp_path) as free:
+        assert not free
+    os.close(handle)
+    with held(tmp_path) as free:
+        assert free
+        handle = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):  # as that version sees it
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+
+
+def test_a_folder_that_cannot_be_listed_has_its_lock(tmp_path, monkeypatch):
+    opened = os.open
+
+    def open_(path, *how):
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *how)
+
+    monkeypatch.setattr(os, "open", open_)
+    with held(tmp_path) as free, held(tmp_path) as other:
+        assert free and not other
 
 
 def test_a_folder_without_a_lock_that_nobody_may_write_is_free(nfs, refuse, tmp_path):
