@@ -11,12 +11,16 @@ from fedapps.core import cgroups, log
 from fedapps.core.errors import RunError
 
 TOLD_FROM = 10**9  # bytes; less is not reported
-# For cgroups v2 and v1: the limit, the usage, and the statistics, which count file caches.
+# For cgroups v2 and v1: the limit, the usage, and the file caches in memory.stat. All of them are
+# those of a group and the groups below it.
 _FILES = (
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
 )
-_CACHED = ("active_file", "inactive_file")
 _LARGEST = 2**30  # bytes of one block
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as in glibc's malloc.h
 
@@ -58,10 +62,10 @@ def available() -> int:
 
 
 def _left_in_container() -> Iterator[int]:
-    for folder, (limit, used, stat) in product(cgroups.folders("memory"), _FILES):
+    for folder, (limit, used, cached) in product(cgroups.folders("memory"), _FILES):
         try:
             most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-            lines = [line.split() for line in (folder / stat).read_text().splitlines()]
-            yield most - now + sum(int(count) for name, count in lines if name in _CACHED)
+            lines = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
+            yield most - now + sum(int(count) for name, count in lines if name in cached)
         except (OSError, ValueError):  # no such file, or no limit ("max")
             continue

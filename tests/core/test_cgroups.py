@@ -61,6 +61,17 @@ def limits(folder, most, now, names=("memory.max", "memory.current")):
         limits("memory/slurm/job_7/", 900, 0, ("memory.limit_in_bytes", "memory.usage_in_bytes")),
         900,
     ),
+    (
+        HYBRID,
+        {
+            "memory/slurm/memory.limit_in_bytes": "9000",
+            "memory/slurm/memory.usage_in_bytes": "8500",
+            "memory/slurm/memory.stat": (
+                "inactive_file 0\nactive_file 40\ntotal_inactive_file 7000\ntotal_active_file 300"
+            ),
+        },
+        500 + 7000 + 300,
+    ),
 ])  # fmt: skip
 def test_the_memory_of_a_job(own, files, left, tree):
     tree(own, files)

@@ -231,7 +231,7 @@ def test_a_large_state_is_told(monkeypatch, capsys):
         {
             "memory/memory.limit_in_bytes": "1000",
             "memory/memory.usage_in_bytes": "1200",
-            "memory/memory.stat": "inactive_file 30",
+            "memory/memory.stat": "inactive_file 30\ntotal_inactive_file 30",
         },
         0,
     ),
