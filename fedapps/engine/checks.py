@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from fedapps.core import log, registry
@@ -68,6 +69,20 @@ def check_strategy(strategy: BaseStrategy) -> None:
     _check_scores(strategy)
 
 
+@contextmanager
+def going_on(settings: Settings) -> Iterator[None]:
+    """Let a resumed run go on with a warning of what a new run is refused for in this context.
+
+    Earlier versions took it, and a run cannot be resumed with other settings.
+    """
+    try:
+        yield
+    except RunError as error:
+        if not settings.resume:
+            raise
+        log.warning("%s", error)
+
+
 def _check_mean(strategy: BaseStrategy) -> None:
     """Refuse keys that act on the mean of the updates where there is no such mean."""
     s = strategy.settings
@@ -112,7 +127,8 @@ def _check_expected(s: Settings, rule: Rule, key: str, count: int) -> None:
         )
     if "robust-share" in rule.keys and s.robust_share and not expected:
         more = f"at least {smallest_share(count):g}, or " if count >= rule.least(1) else ""
-        raise RunError(f"{key}: {share} of a round's {count} clients is nobody; use {more}0")
+        with going_on(s):
+            raise RunError(f"{key}: {share} of a round's {count} clients is nobody; use {more}0")
 
 
 def _check_cut(strategy: BaseStrategy) -> None:

@@ -22,6 +22,7 @@ from fedapps.core import log
 from fedapps.core.draws import smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
+from fedapps.engine.checks import going_on
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
@@ -44,10 +45,9 @@ def attackers(strategy: BaseStrategy) -> frozenset[int]:
         raise RunError(f'attack = "label-flip": needs classes, but task = "{task.name}"')
     found, clients = strategy.workspace.attackers, strategy.workspace.population.training
     if s.attackers and not found:
-        raise RunError(
-            f"attackers = {s.attackers:g}: of {len(clients)} clients that is nobody; use at least"
-            f" {smallest_share(len(clients)):g}"
-        )
+        told = f"attackers = {s.attackers:g}: of {len(clients)} clients that is nobody"
+        with going_on(s):
+            raise RunError(f"{told}; use at least {smallest_share(len(clients)):g}")
     return found
 
 
