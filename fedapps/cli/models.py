@@ -120,6 +120,7 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
     from fedapps.core.files import write_npz
     from fedapps.models import own
     from fedapps.models.layers import UNCUT
+    from fedapps.models.training_pass import check_training
     from fedapps.split.strategy import SplitStrategy
     from fedapps.training.workspace import Workspace
 
@@ -131,6 +132,7 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         keys += f' finetune-epochs=1 model="{name}"'
         space = Workspace(config.read(config.parse([keys])))
         inputs = space.dataset.inputs
+        check_training(name, space.model, inputs)
         try:
             lost = own.without_gradient(space.model, inputs, space.layout.parameters)
         except RunError as error:

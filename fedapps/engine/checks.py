@@ -20,6 +20,8 @@ from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.robust import RULES, Rule, expected_attackers, needed_bytes
 from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT
+from fedapps.models.own import file_of
+from fedapps.models.training_pass import check_training
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
 
@@ -43,6 +45,9 @@ def check_strategy(strategy: BaseStrategy) -> None:
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if s.presum and replaced(strategy, ["aggregate"]):
         raise RunError("presum = true: this strategy needs every client's update; use false")
+    if file_of(s.model):
+        with going_on(s):
+            check_training(s.model, strategy.workspace.model, strategy.workspace.dataset.inputs)
     _check_mean(strategy)
     if s.server_data and not strategy.sends_its_model:
         raise RunError("server-data: no effect on this strategy; use 0")

@@ -12,7 +12,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -141,19 +140,18 @@ def probabilities(model: nn.Module, inputs: Spec) -> str:
 
 
 def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spec) -> nn.Module:
-    """Return what `make` makes: a model of one's own that all processes can make and train.
+    """Return what `make` makes: a model of one's own that all processes can make.
 
     Parameters that its author has frozen (`requires_grad`) are frozen for good. Raises `RunError`,
     with one line, if it is no module, has fewer than two layers, values that are not finite
-    float32, or others the next time; or if its forward pass gives wrong shapes, changes its input
-    or the model, or depends in training on more than weights, samples and torch's generator.
+    float32, or others the next time; or if its forward pass gives wrong shapes, or changes its
+    input or the model. What it does in training, `training_pass` checks.
     """
     try:
         model = make()
         if isinstance(model, nn.Module):
             freeze_as_built(model)
         problem = _wrong(model, make) or next(_wrong_passes(model, inputs, outputs), "")
-        problem = problem or _hidden_state(model, inputs)
     except RunError as error:
         problem = str(error)
     except Exception as error:  # the author's code can raise anything
@@ -204,62 +202,6 @@ def _wrong_passes(model: nn.Module, inputs: Spec, outputs: Spec) -> Iterator[str
             yield "forward returns NaN or infinity for random inputs"
         elif not torch.equal(found, again):
             yield "forward in eval mode gives other outputs the second time"
-
-
-def _hidden_state(model: nn.Module, inputs: Spec) -> str:
-    """Say what a training pass changes that no state has, so that clients would share it; or "".
-
-    Two passes of the same model from the same seed must be the same, and leave the same. One that
-    fails is nothing to refuse: the run's own samples can be others.
-    """
-    state, found = model.state_dict(), list[dict[str, object]]()
-    before = {key: value.clone() for key, value in state.items()}
-    for _ in range(2):
-        outputs, _ = _trained(model, inputs)
-        found.append({"": outputs, **_values(model)})
-        for key, value in state.items():
-            value.copy_(before[key])
-    model.eval()
-    differ = [key for key, value in found[0].items() if not _same(value, found[1].get(key))]
-    if differ == [""]:
-        allowed = "only weights, samples and torch's random numbers may decide"
-        return f"forward in training gives other outputs the second time: {allowed}"
-    if differ := [key for key in differ if key]:
-        return f"forward in training changes {differ[0]}: only persistent buffers may change"
-    return ""
-
-
-def draws(model: nn.Module, inputs: Spec) -> bool:
-    """Tell whether a training pass draws random numbers."""
-    return _trained(copy.deepcopy(model).cpu(), inputs)[1]
-
-
-def _trained(model: nn.Module, inputs: Spec) -> tuple[object, bool]:
-    """Run two samples in training mode from a seed; return the outputs, and whether it drew."""
-    x = random_samples(inputs, 2, torch.Generator().manual_seed(0))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        before = torch.get_rng_state()
-        found = None
-        with suppress(Exception):  # the author's code can raise anything
-            found = model.train()(x)
-        return found, not torch.equal(before, torch.get_rng_state())
-
-
-def _values(model: nn.Module) -> dict[str, object]:
-    """Return all numbers and tensors that the modules hold, but no parameters; as copies."""
-    return {
-        f"{path}.{name}".lstrip("."): value.clone() if isinstance(value, Tensor) else value
-        for path, module in model.named_modules()
-        for name, value in (vars(module) | module._buffers).items()
-        if isinstance(value, int | float | Tensor)
-    }
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor) and one.dtype == other.dtype:
-        return torch.equal(one.nan_to_num(), other.nan_to_num())
-    return repr(one) == repr(other)
 
 
 def random_samples(inputs: Spec, size: int, draw: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from fedapps.method.figures import Figure
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.grouping import frozen_keys
 from fedapps.models.layers import UNCUT
-from fedapps.models.own import draws
+from fedapps.models.training_pass import draws
 from fedapps.training.costs import has_dropout
 from fedapps.training.plan import Plan
 

@@ -1,5 +1,6 @@
 """A model of one's own: found as a file or by its path, checked, and trained like the others."""
 
+import random
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
+from fedapps.engine import checks
 from fedapps.engine.finished import FinishedRun
+from fedapps.engine.rounds import Rounds
 from fedapps.models import own
+from fedapps.models.training_pass import check_training
 from fedapps.training.workspace import Workspace
 from tests.support import kinds
 
@@ -106,6 +110,8 @@ def test_what_may_be_kept_between_forward_passes(mine, made, changed):
     state = model.state_dict()
     assert all(torch.equal(state[key], value) for key, value in plain.items())
     assert not any(state[key].any() for key in state if key in ("n", "mid.mean.running_mean"))
+    check_training("mine", model, INPUTS)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in state.items())
     assert not model.training
 
 
@@ -175,14 +181,6 @@ def test_a_file_and_its_path_are_the_same_model(mine):
     (forwards("return y, y"), "forward returned a tuple: must return a Tensor"),
     (forwards("self.mid.bias.data += 1"), "forward in eval mode changes mid.bias"),
     (forwards("y = y + torch.randn(1)"), "forward in eval mode gives other outputs the second"),
-    (counting("self.register_buffer('n', torch.zeros(()), persistent=False)",
-              "self.n.add_(self.training)"), "forward in training changes n: only persistent"),
-    (counting("self.n = 0", "self.n += self.training"), "forward in training changes n: only"),
-    (counting("self.n = 0", "self.n += 1"), "forward in training changes n: only persistent"),
-    (counting("self.n = [0]", "self.n[0] += self.training; y = y * self.n[0]"),
-     "forward in training gives other outputs the second time: only weights, samples and torch"),
-    ("import random" + forwards("y = y * random.random() if self.training else y"),
-     "forward in training gives other outputs the second time: only weights, samples and torch"),
     (NET.replace("x = torch.relu(self.stem", "x += 1; x = torch.relu(self.stem"),
      "forward changes its input in place"),
 ])  # fmt: skip
@@ -190,6 +188,63 @@ def test_what_cannot_be_used_is_said_in_one_line(mine, text, line):
     mine(text).with_name("beside.py").touch()
     with pytest.raises(RunError, match=f'^model = "mine": .*{line}'):
         models.build("mine", INPUTS, OUTPUTS, seed=0)
+
+
+@pytest.mark.parametrize(("made", "changed", "line"), [
+    ("self.register_buffer('n', torch.zeros(()), persistent=False)", "self.n.add_(self.training)",
+     "changes n: only persistent buffers"),
+    ("self.n = 0", "self.n += self.training", "changes n: only persistent buffers"),
+    ("self.n = 0", "self.n += 1", "changes n: only persistent buffers"),
+    ("self.n = [0]", "self.n[0] += self.training; y = y * self.n[0]",
+     "gives other outputs the second time: only weights, samples and torch"),
+    ("self.draw = torch.Generator()",
+     "y = y * torch.rand(1, generator=self.draw) if self.training else y",
+     "gives other outputs the second time: only weights, samples and torch"),
+    ("", "y = y * np.random.rand() if self.training else y",
+     "draws from numpy.random: only weights, samples and torch"),
+])  # fmt: skip
+def test_what_passes_from_client_to_client_ends_a_run(
+    mine, made, changed, line, tmp_path, flat_config
+):
+    mine("import numpy as np" + counting(made, changed))
+    before = np.random.get_state()[1:]
+    settings = config.read(flat_config(kinds.options(tmp_path, "table"), RUN, 'model="mine"'))
+    with pytest.raises(RunError, match=f'^model = "mine": forward in training {line}'):
+        Rounds(registry.strategy_class("fedavg")(Workspace(settings)))
+    assert all(map(np.array_equal, before, np.random.get_state()[1:]))
+
+
+def test_a_layer_that_is_seldom_left_out_is_seen(mine):
+    """By its draw, whatever comes of it."""
+    mine("import random" + forwards("y = y * (not self.training or random.random() > 0.1)"))
+    model = models.build("mine", INPUTS, OUTPUTS, seed=0)
+    for seed in range(20):
+        random.seed(seed)
+        state = random.getstate()
+        with pytest.raises(RunError, match=r"forward in training draws from random: only weights"):
+            check_training("mine", model, INPUTS)
+        assert random.getstate() == state
+
+
+def test_a_run_of_an_earlier_version_whose_model_counts_is_of_use(
+    mine, tmp_path, serial_run, monkeypatch, capsys
+):
+    """It was not refused then; it goes on with a warning."""
+    mine(counting("self.n = 0", "self.n += self.training"))
+    options = kinds.options(tmp_path, "table"), RUN, 'model="mine" strategy="fedper"'
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "check_training", lambda *_: None)
+        folder = serial_run(*options)
+    told = 'model = "mine": forward in training changes n'
+    with pytest.raises(RunError, match=f"^{told}"):
+        serial_run(*options)
+    client, path = run_models.of_run(FinishedRun.open(folder), 1), tmp_path / "m.safetensors"
+    path.write_bytes(personalized.packed(client.module, client.about))
+    x = torch.randn(3, 5)
+    assert torch.equal(personalized.load(path)(x), client(x))
+    capsys.readouterr()
+    serial_run(*options, f'num-rounds=3 resume="{folder}"')
+    assert f"warning: {told}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "line"), [
@@ -314,6 +369,8 @@ def test_the_command_tries_all_methods_though_some_fail(mine, capsys):
 
 @pytest.mark.parametrize(("text", "words", "line"), [
     (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
+    (counting("self.n = 0", "self.n += self.training"), ["--shape", "7"],
+     "forward in training changes n: only persistent buffers may change\n"),
     (forwards("assert not self.training"), ["--shape", "7"], "cannot train: AssertionError"),
     (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
     (NET.replace("x.flatten(1)", "x").replace("inputs.size", "inputs.shape[0]"), [],
