@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapps.method import BaseClient, Costs, Plan, Slice, features
+from fedapps.method import BaseClient, Costs, Plan, Slice, features, rounds_of
 from strategies.fedap import Settings
 
 
@@ -22,7 +22,7 @@ class FedAPClient(BaseClient):
 
     def of_one_run(self) -> tuple[str, ...]:
         """After a warm-up, drop the model: that of the next run exchanges BatchNorms again."""
-        return ("model/",) if self.options.warmup else ()
+        return ("model/",) if rounds_of(self.settings, self.options.warmup) else ()
 
     def before_training(self, plan: Plan) -> Costs:
         """Measure, if the plan asks for it, mean and standard deviation (ddof 0) per channel."""

@@ -40,7 +40,7 @@ The others, by what they are for:
   weights (`class_counts`), and the base classes `KeepsLast` of methods that keep what each client
   sent last, `Mixing` of those that send each client a mixture of it, `WarmUp` of methods that begin
   with FedAvg, `LateMixing` of those that do both, and `PlainMean` of methods in which all clients
-  count the same;
+  count the same; `rounds_of` is a fraction of a run's rounds;
 - more training: what it did (`TrainingStats`); inner steps with `descend`, `pull`, `restored`,
   `swapped`;
 - parts of the model: `run`, `features`, `in_sequence`, `copied`, `chunks`; modules to predict with
@@ -75,7 +75,7 @@ from fedapps.method.plain import PlainMean
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.strategy import FINETUNING
 from fedapps.method.update import SERVER, ClientUpdate, Failure, replace, under
-from fedapps.method.warmup import WarmUp
+from fedapps.method.warmup import WarmUp, rounds_of
 from fedapps.models.grouping import copied
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
@@ -98,7 +98,7 @@ __all__ = [  # noqa: RUF022, in the order of the docstring
     "log", "generator", "under", "rehearse",
     # aggregation
     "weighted_mean", "plain_mean", "Prototypes", "class_counts", "KeepsLast", "Mixing",
-    "WarmUp", "LateMixing", "PlainMean",
+    "WarmUp", "LateMixing", "PlainMean", "rounds_of",
     # more training
     "TrainingStats", "descend", "pull", "restored", "swapped",
     # parts of the model, and scores

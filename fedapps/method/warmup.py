@@ -7,11 +7,17 @@ from typing import ClassVar
 import numpy as np
 
 from fedapps.core import log
+from fedapps.core.settings import Settings
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
+
+
+def rounds_of(settings: Settings, fraction: float) -> int:
+    """Return a fraction of a run's number of rounds, rounded down."""
+    return int(fraction * settings.num_rounds + 1e-9)
 
 
 class WarmUp(BaseStrategy):
@@ -41,8 +47,8 @@ class WarmUp(BaseStrategy):
         return self.rounds_of(self.settings.method.warmup)
 
     def rounds_of(self, fraction: float) -> int:
-        """Return a fraction of the number of rounds, rounded down."""
-        return int(fraction * self.settings.num_rounds + 1e-9)
+        """Return a fraction of the number of rounds, as the function `rounds_of` does."""
+        return rounds_of(self.settings, fraction)
 
     def warmup_plan(self, round_: int, client: int) -> Plan:
         """Return what `client` does in a round of the warm-up: train and exchange everything."""

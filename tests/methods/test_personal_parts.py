@@ -111,9 +111,18 @@ def test_what_has_stayed_on_a_client_is_not_uploaded(tiny_npz, method, keys):
             run.train(0, replace(plan, upload=(layer,)))
 
 
+def test_fedap_drops_no_model_after_a_warm_up_of_no_round(tiny_npz):
+    keys = f'{tiny_npz} model="lenet5" strategy="fedap" fedap.warmup=0.5'
+    for rounds, dropped in ((1, ()), (2, ("model/",))):
+        run = rehearsal_of("fedap", f"{keys} num-rounds={rounds}")
+        assert run.make(0).of_one_run() == dropped
+        assert bool(run.strategy.warmup) == bool(dropped)
+
+
 @pytest.mark.parametrize(("method", "keys", "stays"), [
     ("lgfedavg", "", True), ("lgfedavg", "lgfedavg.warmup-rounds=1", False),
     ("fedap", "fedap.warmup=0.34", False), ("fedap", "fedap.warmup=0.0", True),
+    ("fedap", "fedap.warmup=0.3", True),  # of 3 rounds, that is none
 ])  # fmt: skip
 def test_a_devices_next_run_can_begin_with_rounds_of_fedavg(tiny_npz, method, keys, stays):
     """What an earlier run has left there is kept only if no round of the next one uploads it."""
