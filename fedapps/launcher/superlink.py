@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import getproxies_environment
 
 import psutil
 
@@ -101,7 +102,8 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     env["PATH"] = search_path()
-    env |= {name: _direct(env.get(name) or env.get(other, "")) for name, other in NO_PROXY}
+    if getproxies_environment():  # else, macOS has its own proxy, which `no_proxy` would replace
+        env |= {name: _direct(env.get(name) or env.get(other, "")) for name, other in NO_PROXY}
     if home is not None:
         env["FLWR_HOME"] = str(flower_home(home))
     if home is not None and own:

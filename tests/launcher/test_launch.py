@@ -241,6 +241,13 @@ class TestHome:
             monkeypatch.setenv(name, env[name])
         assert urllib.request.proxy_bypass_environment("127.0.0.1:39093")
 
+    def test_without_a_proxy_in_the_environment_the_systems_own_counts(self, monkeypatch):
+        """As on macOS, whose settings urllib reads unless a *_proxy variable is set."""
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        env = superlink.environment(None, own=False)
+        assert not [name for name in env if name.lower().endswith("_proxy")]
+
     def test_without_a_home_the_port_must_not_be_another_user_s(self, monkeypatch, tmp_path):
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
         with socket.socket() as other:
