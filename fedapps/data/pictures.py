@@ -108,11 +108,20 @@ def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    with needed(str(file)):
+    with readable(file) as pillow, pillow.open(file) as image:
+        yield image
+
+
+@contextmanager
+def readable(where: object) -> Iterator[Any]:
+    """Turn what Pillow raises for a bad picture into a `RunError`, which says where it is.
+
+    Gives Pillow's module `Image`.
+    """
+    with needed(str(where)):
         from PIL import Image
     try:
-        with Image.open(file) as image:
-            yield image
+        yield Image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # SyntaxError: a broken PNG chunk
-        raise RunError(f"{file}: cannot be read as a picture ({error})") from error
+        raise RunError(f"{where}: cannot be read as a picture ({error})") from error

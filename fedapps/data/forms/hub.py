@@ -1,6 +1,8 @@
 """Folders that the package `datasets` has saved, and those of `flwr-datasets create`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError, needed, one_line
 from fedapps.data.forms.form import File, Form, Found, by_part
-from fedapps.data.pictures import grayed, pixels, stacked
+from fedapps.data.pictures import grayed, pixels, readable, stacked
 
 PARTITION = "partition_"  # what `flwr-datasets create` calls the folder of a client
 SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
@@ -69,7 +71,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         found = tables.of_frames(made, files, replace(form, target_column=target))
         return replace(found, names=names or found.names)
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
-    values = [value for rows, _ in parts for value in rows[(pictures or arrays)[0]]]
+    cells = chain.from_iterable(rows[(pictures or arrays)[0]] for rows, _ in parts)
+    values = [_decoded(cells, place) for place in where] if pictures else [*cells]
     told: list[str] = []
     if pictures:
         if not form.shape:
@@ -86,6 +89,11 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     by_key = dict(zip(kinds, found_arrays, strict=True))
     whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
     return Found(whole, names, told=tuple(told))
+
+
+def _decoded(cells: Iterator[Any], where: str) -> Any:
+    with readable(where):
+        return next(cells)  # only now does `datasets` decode it
 
 
 def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:

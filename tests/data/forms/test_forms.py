@@ -4,6 +4,7 @@ import re
 import struct
 import zlib
 from dataclasses import replace
+from io import BytesIO
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -312,14 +313,20 @@ def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted
     )
 
 
-def test_a_small_file_that_claims_to_be_a_huge_picture_is_one_line(tmp_path):
-    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "small.png")
-    whole = bytearray((tmp_path / "small.png").read_bytes())
+def huge() -> bytes:
+    """A small PNG that claims to be a huge picture."""
+    file = BytesIO()
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(file, "png")
+    whole = bytearray(file.getvalue())
     whole[16:24] = struct.pack(">II", 30_000, 30_000)  # the header's width and height,
     whole[29:33] = struct.pack(">I", zlib.crc32(whole[12:29]))  # and its checksum
+    return bytes(whole)
+
+
+def test_a_small_file_that_claims_to_be_a_huge_picture_is_one_line(tmp_path):
     (tmp_path / "all" / "cat").mkdir(parents=True)
     path = tmp_path / "all" / "cat" / "0.png"
-    path.write_bytes(whole)
+    path.write_bytes(huge())
     with pytest.raises(RunError, match=rf"{path}: cannot be read as a picture \("):
         load(str(tmp_path / "all"), "")
 
@@ -626,6 +633,11 @@ class TestDatasets:
         Dataset.from_dict(values, features=kinds).save_to_disk(tmp_path / "deep")
         with pytest.raises(RunError, match=r"deep: row 5: cannot be read .* \(more than 8"):
             load(str(tmp_path / "deep"), "")
+        for place, whole in (("huge", huge()), ("none", b"no picture")):
+            values["image"][5] = {"bytes": whole}
+            Dataset.from_dict(values, features=kinds).save_to_disk(tmp_path / place)
+            with pytest.raises(RunError, match=f"{place}: row 5: cannot be read as a picture"):
+                load(str(tmp_path / place), "")
 
     def test_series_with_parts(self, tmp_path):
         from datasets import Dataset, DatasetDict
