@@ -244,7 +244,7 @@ def client_of(run: Path, called: str) -> int:
     known = names(run)
     if called in known:
         return known.index(called)
-    is_number = re.fullmatch(r"-?[0-9]{1,18}", called) is not None
+    is_number = re.fullmatch(r"-?[0-9]{1,18}", called)
     if is_number and (not known or called == str(int(called))):
         return int(called)
     if not known:
@@ -293,9 +293,6 @@ def _add(file: FileIO, rows: Rows) -> None:
 
 def _candidates(runs_dir: Path, run_name: str, what: str) -> Iterable[Path]:
     if run_name:
-        yield runs_dir / run_name
-        return
-    name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
-    yield runs_dir / name
-    for number in range(2, 1000):
-        yield runs_dir / f"{name}-{number}"
+        return [runs_dir / run_name]
+    first = runs_dir / f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return [first, *(first.with_name(f"{first.name}-{number}") for number in range(2, 1000))]
