@@ -172,7 +172,7 @@ def interrupted(monkeypatch, flat_config, tiny_npz):
 def check_left(folder, stopped, read_summary, read_rounds):
     """All files of two rounds are there, and the summary says that it is not all."""
     assert {path.name for path in folder.iterdir()} >= FILES
-    assert not [*folder.rglob(".*")]  # nor half of a file
+    assert not [*folder.rglob(".*.tmp")]  # nor half of a file
     summary = read_summary(folder)
     assert (summary["finished"], summary["stopped"], summary["round"]) == (False, stopped, 2)
     assert [row["round"] for row in read_rounds(folder)] == [1, 2]
@@ -286,7 +286,7 @@ def test_what_fails_keeps_nothing_else(serial_run, tiny_npz, tmp_path, monkeypat
     summary = read_summary(folder)
     assert (summary["finished"], summary["round"]) == (False, 4)
     assert "model.safetensors: Is a directory" in summary["stopped"]
-    assert not [*folder.rglob(".*")]  # nor half of a file
+    assert not [*folder.rglob(".*.tmp")]  # nor half of a file
 
 
 def test_a_full_disk_costs_the_log_and_nothing_else(tmp_path, capfd):
