@@ -67,7 +67,7 @@ def test_weights_do_not_depend_on_the_threads_of_blas(flat_config, tiny_npz):
     draws, rows = np.random.default_rng(0), set()
     for client in range(6):
         near = {k: v + draws.normal(size=v.shape) * 0.02 for k, v in strategy.arrays.items()}
-        strategy.last.keep(client, {k: v.astype("f4") for k, v in near.items()})
+        strategy.keep_last(client, {k: v.astype("f4") for k, v in near.items()})
     strategy.state["sent"][:] = True
     assert len(strategy.vector(0)) > 10_000
     for threads in (1, 2):
