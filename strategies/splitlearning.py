@@ -35,7 +35,7 @@ class SplitLearning(SplitStrategy):
         for client in session.tokens:
             for wave in session.waves([client], relay=self.client_layers):
                 session.send(self.step(round_, wave))
-            self.client_layers = session.relayed.get(client, self.client_layers)
+            self.client_layers = session.relayed.pop(client, self.client_layers)
 
     def together(self, seconds: Mapping[int, float]) -> float:
         """The clients take turns."""

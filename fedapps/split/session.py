@@ -42,7 +42,7 @@ class Session:
         self.relayed: dict[int, Arrays] = {}
         self._deadline = time.monotonic() + rules.round_timeout
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = Lock()  # protects the next six
+        self._lock = Lock()  # protects the next six, and what channels put into the inbox
         self._unused = dict(self.tokens)
         self._missed: dict[int, str] = {}  # clients that were lost before they joined: why
         self._queued: Counter[int] = Counter()
@@ -64,15 +64,15 @@ class Session:
 
     def joined(self, client: int, stream: Stream) -> bool:
         """Let a client join and use up its token; return False if that was used up before."""
-        with self._lock:
-            if self._closed or self._unused.pop(client, None) is None:
-                return False
-            self._opened.append(stream)
 
         def note() -> None:
             self._streams[client] = stream
 
-        self._inbox.put(note)
+        with self._lock:
+            if self._closed or self._unused.pop(client, None) is None:
+                return False
+            self._opened.append(stream)
+            self._inbox.put(note)
         return True
 
     def token_of_missed(self, client: int) -> str | None:
@@ -87,10 +87,6 @@ class Session:
     def arrived(self, frame: Frame, tensors: dict[str, Tensor]) -> bool:
         """Queue a frame of a client that has joined; return False if it sends too many."""
         client = frame.client
-        with self._lock:
-            if self._closed or self._queued[client] >= MAX_QUEUED:
-                return False
-            self._queued[client] += 1
 
         def note() -> None:
             if client not in self.lost:  # a lost client may not send further frames
@@ -98,7 +94,11 @@ class Session:
                     self._queued[client] -= 1
             self._take(frame, tensors)
 
-        self._inbox.put(note)
+        with self._lock:
+            if self._closed or self._queued[client] >= MAX_QUEUED:
+                return False
+            self._queued[client] += 1
+            self._inbox.put(note)
         return True
 
     def broken(self, client: int, reason: str) -> None:
@@ -112,7 +112,9 @@ class Session:
             if working:  # the SuperNode is gone, and so are the replies of its other clients
                 self.gone |= dict.fromkeys(together, reason)
 
-        self._inbox.put(note)
+        with self._lock:
+            if not self._closed:
+                self._inbox.put(note)
 
     def refused(self, client: int, reason: str) -> None:
         """Count the refusal of a stream or frame that claimed to be of `client`."""
@@ -172,6 +174,7 @@ class Session:
         with self._lock:
             self._closed = True
             self._unused.clear()
+            self._inbox = queue.SimpleQueue()  # unread notes hold the session, and it holds them
         for stream in {id(stream): stream for stream in self._opened}.values():
             stream.close()
 

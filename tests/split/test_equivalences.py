@@ -146,7 +146,7 @@ def test_split_learning_goes_on_from_what_a_failed_client_had_received(world):
     keys = strategy.layout.shared(("l1", "l2"))
     assert received.pop(0) == {key: strategy.arrays[key].ravel()[0] for key in keys}
     assert received == {1: {"l1.bias": 0}, 2: {"l1.bias": 0}, 3: {"l1.bias": 2}}
-    assert strategy.client_layers == session.relayed[3]
+    assert strategy.client_layers == {"l1.bias": pytest.approx([3, 3, 3])}
 
 
 @pytest.mark.parametrize("name", ["fedfc", "sflv1", "sflv2"])

@@ -1,6 +1,9 @@
 """Whole runs of split learning: bytes, costs, a lone sample, a late client, bad input."""
 
+import gc
 import json
+import weakref
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,9 +16,11 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.models import MODELS
 from fedapps.models.blocks import of_images
+from fedapps.split import strategy as split_strategy
 from fedapps.split.client import Link
+from fedapps.split.session import Session
 from fedapps.training.workspace import workspace
-from tests.support.clock import until
+from tests.support.clock import PATIENCE, until
 from tests.support.split_float64 import SPLIT
 from tests.support.split_rounds import let_time_pass
 
@@ -83,6 +88,35 @@ def test_layers_handed_on_are_bytes_of_each_client(serial_run, tiny_npz, read_ro
     keys = space.layout.keys_of(space.layout.names[:3])
     both_ways = 3 * 4 * sum(space.initial[k].size for k in keys) + samples * 4 * 512
     assert (row["bytes_down"], row["bytes_up"]) == (both_ways, both_ways + 8 * samples)
+
+
+def test_a_round_that_is_over_leaves_nothing_in_memory(serial_run, tiny_npz, monkeypatch):
+    """Without Python's search for cycles; the channel holds the last round until the next begins.
+
+    While it lasts, it holds the layers of no client but the last one that was done.
+    """
+    freed, held = [], []
+
+    class Watched(Session):
+        def __init__(self, rules):
+            super().__init__(rules)
+            freed.append(Event())
+            weakref.finalize(self, freed[-1].set)
+
+        def send(self, gradients):
+            held.append(len(self.relayed))
+            super().send(gradients)
+
+    monkeypatch.setattr(split_strategy, "Session", Watched)
+    base = f"{tiny_npz} num-clients=3 fraction-train=1.0 num-rounds=4 evaluate-every=0"
+    gc.disable()
+    try:
+        serial_run(base, 'strategy="splitlearning"')
+        assert len(freed) == 4
+        assert all(event.wait(PATIENCE) for event in freed[:3])
+    finally:
+        gc.enable()
+    assert max(held) <= 1
 
 
 @pytest.mark.parametrize("name", ["splitlearning", "sflv1", 'sflv1" sflv1.sync="round', "sflv2"])
