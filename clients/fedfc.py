@@ -23,7 +23,7 @@ class FedFCClient(SplitClient):
         for name in self.layout.names:
             layer, taken = copied(self.model, (name,)), []
             for _ in range(REPEATS + 1):
-                inputs = x.detach().requires_grad_()
+                inputs = x.detach().requires_grad_().clone()  # a leaf cannot be changed in place
                 start = time.perf_counter()
                 outputs = layer(inputs)
                 outputs.sum().backward()

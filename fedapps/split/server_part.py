@@ -39,6 +39,7 @@ class ServerPart:
         """Run some of the layers on their input [b, ...]."""
         if not self._passed:
             self._buffers = [buffer.clone() for buffer in self.space.model.buffers()]
+        x = x.clone() if x.is_leaf else x  # a leaf cannot be changed in place, as by some ReLUs
         for name in layers:
             x = run(self.space.model, x, (name,))
             self._passed[name] += len(x)

@@ -151,7 +151,9 @@ class Profile:
         self.model.eval()
         first = layers[0] == self.layout.names[0]
         x = self.example() if first else self._zeros(layers[0])
-        run(self.model, x.requires_grad_() if below and x.is_floating_point() else x, layers)
+        if below and x.is_floating_point():
+            x = x.requires_grad_().clone()  # a leaf cannot be changed in place
+        run(self.model, x, layers)
         for handle in handles:
             handle.remove()
         return macs
