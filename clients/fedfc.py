@@ -23,7 +23,8 @@ class FedFCClient(SplitClient):
         for name in self.layout.names:
             layer, taken = copied(self.model, (name,)), []
             for _ in range(REPEATS + 1):
-                inputs = x.detach().requires_grad_().clone()  # a leaf cannot be changed in place
+                # Tokens have no gradients; and a leaf cannot be changed in place.
+                inputs = x.detach().requires_grad_(x.is_floating_point()).clone()
                 start = time.perf_counter()
                 outputs = layer(inputs)
                 outputs.sum().backward()

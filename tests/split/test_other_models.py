@@ -43,3 +43,17 @@ def test_a_module_behind_the_cut_may_change_its_input(
     assert rounds[0] == rounds[1]
     for key, value in models[1].items():
         np.testing.assert_array_equal(models[0][key], value, err_msg=key)
+
+
+def test_cuts_by_speed_of_a_model_of_tokens(serial_run, tmp_path, read_csv):
+    """Tokens are whole numbers, which have no gradients; each client still tells its times."""
+    texts, _ = kinds.arrays("tokens")
+    path = tmp_path / "texts.npz"
+    np.savez(path, inputs=texts, targets=texts[:, 0] % 2)
+    folder = serial_run(
+        f'dataset="{path}" model="lstm-char" partitioner="iid" num-clients=3 min-samples=4',
+        f'strategy="fedfc" fedfc.cuts="auto" {ONE_ROUND}',
+    )
+    events = read_csv(folder, "events.csv")
+    assert [event["client"] for event in events if event["kind"] == "cut"] == ["0", "1", "2"]
+    assert {event["kind"] for event in events} == {"cut"}
