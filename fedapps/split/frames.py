@@ -15,6 +15,7 @@ from torch import Tensor
 
 FRAME_HEADER_BYTES = 65_536  # limit of a frame's header, in bytes
 MAX_SIDE = 2**31  # every side and size of a tensor must be below this
+MAX_SIDES = 8  # volumes, and the weights of a Conv3d, have 5
 DTYPES = {"<f4": torch.float32, "<f8": torch.float64, "<i8": torch.int64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -63,9 +64,9 @@ def decode(data: bytes) -> tuple[Frame, dict[str, Tensor]]:
         raise BadFrame(f"unreadable header: {error}") from error
     tensors, start = {}, 4 + size
     for name, dtype, shape in frame.tensors:
-        if dtype not in DTYPES or not all(0 <= side < MAX_SIDE for side in shape) or len(shape) > 4:
+        if dtype not in DTYPES or not all(0 <= side < MAX_SIDE for side in shape):
             raise BadFrame(f"{name} as {dtype}{shape}")
-        if math.prod(max(side, 1) for side in shape) >= MAX_SIDE:
+        if len(shape) > MAX_SIDES or math.prod(max(side, 1) for side in shape) >= MAX_SIDE:
             raise BadFrame(f"{name} as {dtype}{shape}")
         count = math.prod(shape)
         end = start + count * np.dtype(dtype).itemsize

@@ -89,8 +89,10 @@ def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     initial = take(module, layout.keys_of(layout.names))
     for array in initial.values():
         array.flags.writeable = False
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4:  # as for images (`RunData`); weights of a Conv3d stay as they are
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
     module.to(data.torch_device)
-    module.to(memory_format=torch.channels_last)
     state = module.state_dict()  # where the model is, so that no visit copies it there
     counters = {key: value.clone() for key, value in state.items() if key not in initial}
     dtype = torch.int64 if inputs.is_whole else None

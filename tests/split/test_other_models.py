@@ -1,7 +1,12 @@
 """Split learning with models of one's own, and with samples that are no images."""
 
+import runpy
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 from tests.support import kinds
 
@@ -14,6 +19,17 @@ takes = "tables"
 def make(inputs, outputs):
     behind = nn.Sequential(nn.ReLU(inplace={inplace}), nn.Linear(8, outputs.shape[-1]))
     return nn.Sequential(nn.Linear(inputs.size, 8), behind)
+"""
+OF_VOLUMES = """
+from torch import nn
+
+takes = "values"
+
+def make(inputs, outputs):
+    first = nn.Sequential(nn.Conv3d(inputs.shape[0], 4, 3, padding=1), nn.ReLU())
+    pooled = nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()
+    second = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.BatchNorm3d(4), *pooled)
+    return nn.Sequential(first, second, nn.Linear(4, outputs.shape[-1]))
 """
 
 
@@ -57,3 +73,29 @@ def test_cuts_by_speed_of_a_model_of_tokens(serial_run, tmp_path, read_csv):
     events = read_csv(folder, "events.csv")
     assert [event["client"] for event in events if event["kind"] == "cut"] == ["0", "1", "2"]
     assert {event["kind"] for event in events} == {"cut"}
+
+
+@pytest.mark.parametrize("method", ['strategy="fedavg"', 'strategy="sflv1" sflv1.sync="round"'])
+def test_volumes_are_learned(method, serial_run, tmp_path, read_model, workspace_of):
+    """Weights of a Conv3d have five sides, as their inputs; against one step of each client."""
+    labels, (data, model) = np.arange(60) % 3, (tmp_path / "volumes.npz", tmp_path / "voxels.py")
+    voxels = np.random.default_rng(0).normal(labels[:, None, None, None, None], 1, (60, 1, 4, 4, 4))
+    np.savez(data, inputs=voxels.astype(np.float32), targets=labels)
+    model.write_text(OF_VOLUMES)
+    folder = serial_run(
+        f'dataset="{data}" model="{model}" partitioner="iid" num-clients=3 min-samples=4',
+        f"{method} {ONE_ROUND} batch-size=60",
+    )
+    space, make, trained = workspace_of(folder), runpy.run_path(str(model))["make"], []
+    for client in range(3):
+        net = make(SimpleNamespace(shape=(1, 4, 4, 4)), SimpleNamespace(shape=(3,)))
+        net.load_state_dict({k: torch.tensor(v) for k, v in space.initial.items()}, strict=False)
+        inputs, targets = space.samples(client, "train")
+        assert inputs.shape[1:] == (1, 4, 4, 4)
+        cross_entropy(net(inputs), targets).backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        trained.append(net.state_dict())
+    sizes = [len(space.samples(client, "train")[1]) for client in range(3)]
+    for key, value in read_model(folder).items():
+        mean = np.average([state[key].numpy() for state in trained], axis=0, weights=sizes)
+        np.testing.assert_allclose(value, mean, rtol=0, atol=1e-5, err_msg=key)

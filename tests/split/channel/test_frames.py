@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedapps.split.frames import BadFrame, Frame, decode, encode
+from fedapps.split.frames import MAX_SIDES, BadFrame, Frame, decode, encode
 
 ARRAYS = npst.arrays(
     st.sampled_from([np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8")]),
-    npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=3),
+    npst.array_shapes(min_dims=0, max_dims=MAX_SIDES, min_side=0, max_side=3),
 )
 NAMED = st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), ARRAYS, max_size=3)
 SIDES = st.one_of(st.integers(-1, 3), st.integers(2**30, 2**64))
@@ -28,7 +28,7 @@ HEADERS = st.fixed_dictionaries(
             st.tuples(
                 st.text(max_size=2),
                 st.sampled_from(["<f4", "<i8", "|O"]),
-                st.lists(SIDES, max_size=5),
+                st.lists(SIDES, max_size=MAX_SIDES + 1),
             ),
             max_size=3,
         ),
@@ -109,6 +109,13 @@ def test_a_header_of_any_content_is_read_or_refused(header, body):
         frame, tensors = decode(framed(header, body))
         assert frame.client == header["client"]
         assert sum(tensor.nbytes for tensor in tensors.values()) <= len(body)
+
+
+def test_a_shape_of_too_many_sides_is_refused():
+    """The product of thousands of them would take the server long; a frame can announce as many."""
+    decode(announcing(*[0] * MAX_SIDES))
+    with pytest.raises(BadFrame):
+        decode(announcing(*[0] * (MAX_SIDES + 1)))
 
 
 @pytest.mark.parametrize("shape", [(10 * 2**28,), (2**20, 2**20, 2**20), (-1,), (2**62, 2**62)])
