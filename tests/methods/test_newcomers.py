@@ -186,14 +186,23 @@ def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_
         assert scored.newcomer_plan(2, 1).stages == scored.others
 
 
-def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
-    """Two steps by hand: v -= lr (grad F(v) + lambda (v - w)), from v = w."""
-    keys = "batch-size=64 ditto.personal-epochs=2 ditto.lambda=5.0"
-    made = config.read(flat_config(two_files([])[0], *options("ditto", keys)))
-    run = rehearsal_of("ditto", made)
+def adapted(method, settings):
+    """Return a run after a round, and its client 1 after it has come as a newcomer."""
+    run = rehearsal_of(method, config.read(settings))
     run.rounds()
     plan, client = run.strategy.newcomer_plan(1, 1), run.make(1)
     client.evaluate_round(plan, run.strategy.newcomer_download(1, 1, plan))
+    return run, client
+
+
+def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
+    """Two steps by hand: v -= lr (grad F(v) + lambda (v - w)), from v = w."""
+    settings = flat_config(
+        two_files([])[0],
+        *options("ditto", "batch-size=64 ditto.personal-epochs=2 ditto.lambda=5.0"),
+    )
+    run, client = adapted("ditto", settings)
+    lr = run.strategy.settings.lr
     after = take(client.model, run.layout.keys_of(run.layout.names))
     v, (x, y) = copied(client.model).requires_grad_().train(), client.train_data
     put(v, run.strategy.arrays)
@@ -202,19 +211,16 @@ def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_con
         gradients = torch.autograd.grad(cross_entropy(v(x), y), [*v.parameters()])
         with torch.no_grad():
             for (key, p), gradient in zip(v.named_parameters(), gradients, strict=True):
-                p -= made.lr * (gradient + 5.0 * (p - w[key]))
+                p -= lr * (gradient + 5.0 * (p - w[key]))
     for key, p in v.named_parameters():
         np.testing.assert_allclose(after[key], p.detach(), atol=1e-6, err_msg=key)
 
 
 def test_fedrods_newcomer_trains_its_own_head_alone(two_files, flat_config):
     """Two steps by hand of a linear head, beside the generic logits; the rest stays as it came."""
-    keys = "batch-size=64 local-epochs=2"
-    made = config.read(flat_config(two_files([])[0], *options("fedrod", keys)))
-    run = rehearsal_of("fedrod", made)
-    run.rounds()
-    plan, client = run.strategy.newcomer_plan(1, 1), run.make(1)
-    client.evaluate_round(plan, run.strategy.newcomer_download(1, 1, plan))
+    settings = flat_config(two_files([])[0], *options("fedrod", "batch-size=64 local-epochs=2"))
+    run, client = adapted("fedrod", settings)
+    lr = run.strategy.settings.lr
     for key, value in take(client.model, run.layout.keys_of(run.layout.names)).items():
         np.testing.assert_array_equal(value, run.strategy.arrays[key], err_msg=key)
     initial, (x, y) = run.strategy.workspace.initial, client.train_data
@@ -228,7 +234,7 @@ def test_fedrods_newcomer_trains_its_own_head_alone(two_files, flat_config):
         loss = cross_entropy(generic + z @ weight.T + bias, y)
         gradients = torch.autograd.grad(loss, (weight, bias))
         pairs = zip((weight, bias), gradients, strict=True)
-        head = [(p - made.lr * gradient).detach() for p, gradient in pairs]
+        head = [(p - lr * gradient).detach() for p, gradient in pairs]
     for found, right in zip(client.personal_head.parameters(), head, strict=True):
         torch.testing.assert_close(found.detach(), right, atol=1e-6, rtol=1e-4)
 
