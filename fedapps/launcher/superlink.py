@@ -7,6 +7,7 @@ import secrets
 import shlex
 import socket
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
@@ -32,6 +34,14 @@ class SuperLink:
     pid: int
     port: int
     bin_dir: Path
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started; 0 if it is gone."""
+        try:
+            return time.time() - psutil.Process(self.pid).create_time()
+        except psutil.NoSuchProcess:
+            return 0.0
 
     @property
     def version(self) -> str:
@@ -143,11 +153,14 @@ def choose_port(home: Path, port: int | None = None) -> int:
     if link is not None:
         if port not in (None, link.port):
             raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}; stop it")
+        told = ""
         if link.bin_dir.resolve() != bin_dir().resolve():
-            raise RunError(
-                f"the SuperLink of {home} runs in {link.bin_dir.parent}, not in {sys.prefix}; end "
-                f"it first: fedapps stop --home {shlex.quote(str(home))}"
-            )
+            told = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
+        elif link.age > STARTED and not database_of(home).exists():
+            told = "has lost its database: its folder was deleted"
+        if told:
+            first = f"end it first: fedapps stop --home {shlex.quote(str(home))}"
+            raise RunError(f"the SuperLink of {home} {told}; {first}")
         return link.port
     if port is not None:
         if not _free(port):

@@ -290,11 +290,26 @@ class TestHome:
     def test_superlink_keeps_its_port_but_not_in_another_environment(self, tmp_path, monkeypatch):
         link = SuperLink(1, 20001, superlink.bin_dir())
         monkeypatch.setattr(superlink, "superlink", lambda home: link)
+        database = superlink.database_of(tmp_path)
+        database.parent.mkdir()
+        database.touch()
         assert superlink.choose_port(tmp_path) == 20001
         with pytest.raises(RunError, match="has port 20001, not 5"):
             superlink.choose_port(tmp_path, 5)
         link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
         with pytest.raises(RunError, match=r"fedapps stop --home"):
+            superlink.choose_port(tmp_path)
+
+    def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
+        self, tmp_path, monkeypatch
+    ):
+        """Such a run waited for ever. One that has just begun has no database yet, either."""
+        link = SuperLink(1, 20001, superlink.bin_dir())  # process 1 is as old as the machine
+        monkeypatch.setattr(superlink, "superlink", lambda home: link)
+        monkeypatch.setattr(superlink, "STARTED", link.age + 60)
+        assert superlink.choose_port(tmp_path) == 20001
+        monkeypatch.setattr(superlink, "STARTED", link.age - 1)
+        with pytest.raises(RunError, match=r"has lost its database.*fedapps stop --home"):
             superlink.choose_port(tmp_path)
 
 
