@@ -273,15 +273,16 @@ def load(path: str | Path) -> Run:
 
 
 @_plainly
-def compare(runs: str | Path | Iterable[Run | str | Path]) -> "Comparison":
+def compare(runs: str | Path | Iterable[Run | str | Path], metric: str = "auto") -> "Comparison":
     """Compare runs: `Run`s, run directories, folders of them, or tables of evaluations.
 
         print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
 
-    Raises `RunError` if there are fewer than two runs, or none has scored a round.
+    `metric` names one of their task; `auto` is the one that leads in them. Raises `RunError` if
+    there are fewer than two runs, or none has scored a round.
     """
     from fedapps.compare import comparison, in_python
 
     given = [runs] if isinstance(runs, str | Path) else runs
     paths = [run.path if isinstance(run, Run) else expanded(str(run)) for run in given]
-    return in_python.Comparison(comparison.compare(paths))
+    return in_python.Comparison(comparison.compare(paths, metric))

@@ -1,6 +1,7 @@
 """Compare runs: print tables of their results and costs, draw their curves, write two CSV files.
 
-The results are those of the last evaluated round. Runs that differ only in their seed form a group,
+The results are those of the last evaluated round. Without --metric, they are those of the metric
+that leads in the runs. Runs that differ only in their seed form a group,
 which is shown as a mean and a standard deviation (n - 1). If groups have seeds in common, a further
 table shows their differences, computed seed by seed, with a paired t-test.
 
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for runs.csv, groups.csv and the plot of the curves [comparison]",
     )
+    parser.add_argument(
+        "--metric",
+        default="auto",
+        help="the metric to compare by, such as macro_f1 [the one that leads in the runs]",
+    )
     add_format(parser)
     parser.add_argument(
         "--latex",
@@ -49,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.compare import files, latex, table
     from fedapps.compare.comparison import compare
 
-    comparison = compare(options.runs)
+    comparison = compare(options.runs, options.metric)
     try:  # before anything is printed: `... | head` ends the process there
         written = files.write(comparison, options.output, options.format)
     finally:  # for whom they cannot be written, too

@@ -11,7 +11,7 @@ from fedapps.compare.pairs import Pair, data_of, pairs
 from fedapps.compare.runs import Run, found, is_table, read, read_evaluation
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
-from fedapps.tasks import Metric
+from fedapps.tasks import AUTO, Metric
 
 PACKAGES = ("torch", "numpy", "fedapps")
 
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "numpy", "fedapps")
 class Comparison:
     """Groups, the keys in which they differ, their paired differences, and notes for the reader.
 
-    All runs have the same task, whose leading `metric` is compared.
+    All runs have the same task, and are compared by one `metric` of it.
     """
 
     groups: list[Group]
@@ -46,12 +46,17 @@ class Comparison:
         return any(len(group.runs) > 1 for group in self.groups)
 
 
-def compare(folders: Iterable[Path]) -> Comparison:
+def compare(folders: Iterable[Path], metric: str = AUTO) -> Comparison:
     """Compare run directories, folders with run directories, or tables of evaluations.
 
-    Raises `RunError` if a folder has no run, or if there are fewer than two runs to compare.
+    They are compared by a metric of their task; `auto` is the one that leads in them. Raises
+    `RunError` if a folder has no run, if there are fewer than two runs to compare, or if different
+    metrics lead in them.
     """
-    runs = [read_evaluation(path) if is_table(path) else read(path) for path in found(folders)]
+    runs = [
+        read_evaluation(path, metric) if is_table(path) else read(path, metric)
+        for path in found(folders)
+    ]
     groups = grouped(runs)
     if len(runs) < 2:
         raise RunError("nothing to compare: give at least two run directories")
@@ -63,14 +68,18 @@ def compare(folders: Iterable[Path]) -> Comparison:
 def compared(runs: Sequence[Run]) -> Comparison:
     """Compare runs, at least one of which has scored a round.
 
-    Raises `RunError` if they have different tasks.
+    Raises `RunError` if they have different tasks, or different metrics that lead.
     """
     tasks = {run.task.name: run for run in runs}
     if len(tasks) > 1:
         told = ", ".join(f"{run.name} is a {name}" for name, run in tasks.items())
         raise RunError(f"nothing to compare: {told}; compare runs of the same task")
-    groups, (run,) = grouped(runs), tasks.values()
-    metric, notes = run.metric, [*_notes(runs, groups)]
+    metrics = {run.metric.name: run for run in runs}
+    if len(metrics) > 1:
+        told = ", ".join(f"{name} leads in {run.name}" for name, run in metrics.items())
+        raise RunError(f"by which metric? {told}; choose one: --metric {runs[0].metric.name}")
+    groups, metric = grouped(runs), runs[0].metric
+    notes = [*_notes(runs, groups)]
     return Comparison(groups, differing(groups), pairs(groups, metric), notes, metric)
 
 

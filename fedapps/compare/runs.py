@@ -17,7 +17,7 @@ from fedapps.report import directory, frames
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
 from fedapps.report.rows import NEWCOMERS
 from fedapps.report.summary import TOTALS, unseen_columns
-from fedapps.tasks import CLASSIFICATION, Metric, Task
+from fedapps.tasks import AUTO, CLASSIFICATION, Metric, Task
 
 SEED = "seed"
 NO_FIGURES = {"round", "phase", "clients", "seconds", "evaluated", *TOTALS}  # other columns
@@ -97,8 +97,11 @@ class Run:
         return {name: float(until[name].sum()) for name in TOTALS} | {"seconds": float(seconds)}
 
 
-def read(folder: Path) -> Run:
-    """Read a run directory; raises `RunError` if it is not one."""
+def read(folder: Path, metric: str = AUTO) -> Run:
+    """Read a run directory, for a comparison by a metric; `auto` is the one that leads in the run.
+
+    Raises `RunError` if it is no run directory, or if its task has no such metric.
+    """
     flat = config.defaults() | config.stored(folder)
     if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
         raise RunError(
@@ -109,7 +112,7 @@ def read(folder: Path) -> Run:
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = directory.summary(folder)
-        task = task_of(folder)
+        task = task_of(folder).leading(metric)
         needed = ["round", "seconds", task.lead.initial, task.lead.personalized, *TOTALS]
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds[needed] = rounds[needed].astype(float)
@@ -147,11 +150,12 @@ def is_table(path: Path) -> bool:
     return path.suffix == ".csv"
 
 
-def read_evaluation(table: Path) -> Run:
+def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     """Read an evaluation, for example `evaluation-1.csv`, of a run or of its best round.
 
     The result is a run that ends after the evaluated round: it has the costs up to this round, and
-    only the scores of this evaluation. Raises `RunError` if the file is not such a table.
+    only the scores of this evaluation. `metric` is that of `read`. Raises `RunError` if the file is
+    not such a table.
     """
     scored, line = directory.lines(table), _line(table)
     try:
@@ -160,7 +164,7 @@ def read_evaluation(table: Path) -> Run:
     except (KeyError, ValueError) as error:
         raise RunError(f"{table} is not a table of an evaluation: {error}") from error
     folder = table.parent
-    run = read(folder.parent if folder.name == directory.BEST else folder)
+    run = read(folder.parent if folder.name == directory.BEST else folder, metric)
     if round_ not in run.rounds["round"].to_numpy():
         raise RunError(f"{table}: {run.folder} has no round {round_}")
     rounds = run.rounds[run.rounds["round"] <= round_].reset_index(drop=True)

@@ -18,7 +18,7 @@ LAST_DIGITS = frozenset({
 INCIDENTAL = LAST_DIGITS | {
     "channel-address", "channel-nodes", "channel-reach", "channel-tls", "checkpoint-every",
     "data-root", "dp.budget", "federation", "join-timeout", "keep-best", "loggers", "max-failures",
-    "max-samples", "metrics-port", "min-available", "resume", "round-timeout", "run-name",
+    "max-samples", "metric", "metrics-port", "min-available", "resume", "round-timeout", "run-name",
     "runs-dir", "step-timeout",
 }  # fmt: skip
 # How clients are personalized and scored: keys that training does not depend on.

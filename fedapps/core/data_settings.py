@@ -29,6 +29,9 @@ class DataSettings(MethodSettings, frozen=True):
         Literal["auto", "classification", "regression", "multilabel", "tokens"],
         doc("what is learned: loss, predictions, metrics; auto: what the targets look like"),
     ]
+    metric: Annotated[
+        str, doc("the task's metric that leads: in tables and plots, keep-best, patience; or auto")
+    ]
     target_column: Annotated[
         str, doc('column to predict, or several: a,b; "": the last one (tables, datasets)')
     ]

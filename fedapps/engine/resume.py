@@ -27,9 +27,10 @@ from fedapps.report import directory
 from fedapps.report.about import FLOWER, command, fingerprints_of
 from fedapps.report.report import Report
 
-# Keys that must not change when a run is resumed: some change its last digits, and in another
-# federation, or in none, it would not count what the earlier runs have spent.
-FIXED = LAST_DIGITS | {"federation"}
+# Keys that must not change when a run is resumed: some change its last digits; in another
+# federation, or in none, it would not count what the earlier runs have spent; and its tables have
+# the columns of one leading metric.
+FIXED = LAST_DIGITS | {"federation", "metric"}
 # Keys that may change: where it runs and how long, not what it computes.
 FREE = (INCIDENTAL - FIXED) | GROWING
 BUDGET = "dp.budget"  # may be another one, but not be left out

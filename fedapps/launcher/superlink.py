@@ -153,14 +153,14 @@ def choose_port(home: Path, port: int | None = None) -> int:
     if link is not None:
         if port not in (None, link.port):
             raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}; stop it")
-        told = ""
+        problem = ""
         if link.bin_dir.resolve() != bin_dir().resolve():
-            told = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
+            problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
         elif link.age > STARTED and not database_of(home).exists():
-            told = "has lost its database: its folder was deleted"
-        if told:
-            first = f"end it first: fedapps stop --home {shlex.quote(str(home))}"
-            raise RunError(f"the SuperLink of {home} {told}; {first}")
+            problem = "has lost its database: its folder was deleted"
+        if problem:
+            how = f"end it first: fedapps stop --home {shlex.quote(str(home))}"
+            raise RunError(f"the SuperLink of {home} {problem}; {how}")
         return link.port
     if port is not None:
         if not _free(port):

@@ -10,7 +10,7 @@ import msgspec
 
 from fedapps.core.files import read_json, write_json
 from fedapps.report.summary import versions
-from fedapps.tasks import CLASSIFICATION, TASKS, Task
+from fedapps.tasks import AUTO, CLASSIFICATION, TASKS, Task
 
 FILE = "run.json"
 FLOWER = ("flwr", "flower")  # so the names of Flower's programs begin
@@ -21,6 +21,7 @@ class _Known(msgspec.Struct):
     """What run.json of any version says about what was learned."""
 
     task: str = CLASSIFICATION.name
+    metric: str = AUTO
     fingerprints: Fingerprints = {}
 
 
@@ -37,6 +38,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     versions: dict[str, str]
     task: str = CLASSIFICATION.name  # what is learned
+    metric: str = AUTO  # that leads; earlier versions, which do not name it, had the first only
     fingerprints: Fingerprints = {}
     attempt: int = 0
     resumed: int | tuple[int, ...] = ()  # an int is the last one only, from an earlier version
@@ -57,6 +59,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
             command=command(sys.orig_argv),
             versions=versions(),
             task=task.name,
+            metric=task.lead.name,
             fingerprints=fingerprints or {},
         )
 
@@ -78,8 +81,12 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(run: Path) -> Task:
-    """Return the task of a run directory; one that does not name it is a classification."""
-    return TASKS.get(_known(run).task, CLASSIFICATION)
+    """Return the task of a run directory; one that does not name it is a classification.
+
+    Raises `RunError` if this version has no such metric.
+    """
+    known = _known(run)
+    return TASKS.get(known.task, CLASSIFICATION).leading(known.metric)
 
 
 def fingerprints_of(run: Path) -> Fingerprints:

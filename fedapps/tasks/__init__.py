@@ -13,10 +13,9 @@ from fedapps.tasks.classification import Classification
 from fedapps.tasks.metric import Counts, Metric
 from fedapps.tasks.multilabel import Multilabel
 from fedapps.tasks.regression import Regression
-from fedapps.tasks.task import Task
+from fedapps.tasks.task import AUTO, Task
 from fedapps.tasks.tokens import Tokens
 
-AUTO = "auto"
 CLASSIFICATION = Classification()
 TASKS: dict[str, Task] = {
     task.name: task for task in (CLASSIFICATION, Regression(), Multilabel(), Tokens())

@@ -2,13 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 import numpy as np
 from torch import Tensor
 
+from fedapps.core.errors import RunError
 from fedapps.data.spec import Normalization, Spec, image_spec
 from fedapps.tasks.metric import Counts, Metric
+
+AUTO = "auto"  # for a task: by the targets; for the metric that leads: the task's first
 
 
 def floats(shape: tuple[int, ...]) -> Spec:
@@ -25,7 +29,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    metrics: ClassVar[tuple[Metric, ...]]
+    metrics: tuple[Metric, ...]
     has_classes: ClassVar[bool] = False  # whether each sample belongs to one class
     has_names: ClassVar[bool] = False  # whether each output stands for a class or label
     scales: ClassVar[bool] = False  # whether a model computes targets in a unit of its own
@@ -36,6 +40,21 @@ class Task(ABC):
     def lead(self) -> Metric:
         """The metric by which runs are compared."""
         return self.metrics[0]
+
+    def leading(self, metric: str) -> Self:
+        """Return the task with this metric as the first one; `auto` is the one that is first now.
+
+        Raises `RunError` if it has no metric of this name.
+        """
+        names = [known.name for known in self.metrics]
+        if metric in (AUTO, names[0]):
+            return self
+        if metric not in names:
+            allowed = ", ".join([AUTO, *names])
+            raise RunError(f'metric = "{metric}": a {self.name} has {allowed}')
+        task = copy(self)
+        task.metrics = tuple(sorted(self.metrics, key=lambda known: known.name != metric))
+        return task
 
     @abstractmethod
     def check(self, targets: Spec, inputs: Spec) -> None:

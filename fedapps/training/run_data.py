@@ -50,7 +50,7 @@ class RunData:
             indices = self._training_indices()
             found = found if found.normalization else found.normalized(indices)
             found = found.scaled(indices) if scales else found
-        self.task: Task = task.scaled(found.scaling or PLAIN)
+        self.task: Task = task.scaled(found.scaling or PLAIN).leading(settings.metric)
         self.dataset = found
         self.torch_device = pick_torch_device(settings.device)
         self._cache: ByteCache[Samples] = ByteCache(settings.cache_limit * MEBI, least=1)

@@ -38,7 +38,7 @@ TEXTS = [
     "dataset", "data-root", "sizes", "classes-per-client", "model", "runs-dir", "run-name",
     "channel-address", "channel-reach", "channel-tls", "input-shape", "class-names", "loggers",
     "evaluate-rounds", "resume", "initial-model", "adapter-layers", "unseen-clients",
-    "target-column", "client-column", "columns", "devices", "federation",
+    "target-column", "client-column", "columns", "devices", "federation", "metric",
 ]  # fmt: skip
 FLAGS = [
     "dirichlet-balance", "bn-local", "presum", "score-last", "score-without-head", "dp.adaptive",
