@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         from fedapps.compare.comparison import compared
         from fedapps.compare.runs import read
 
-        comparison = compared([read(run) for run in sweep.finished])
+        comparison = compared([read(run, str(base["metric"])) for run in sweep.finished])
         table.show(comparison)
         place = files.free(folder / "comparison", comparison)
         for file in files.write(comparison, place, options.format):

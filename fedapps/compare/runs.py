@@ -16,7 +16,7 @@ from fedapps.core.schema import Scalar
 from fedapps.report import directory, frames
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
 from fedapps.report.rows import NEWCOMERS
-from fedapps.report.summary import TOTALS, unseen_columns
+from fedapps.report.summary import TOTALS, unseen, unseen_columns
 from fedapps.tasks import AUTO, CLASSIFICATION, Metric, Task
 
 SEED = "seed"
@@ -116,6 +116,11 @@ def read(folder: Path, metric: str = AUTO) -> Run:
         needed = ["round", "seconds", task.lead.initial, task.lead.personalized, *TOTALS]
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds[needed] = rounds[needed].astype(float)
+        if metric != AUTO:  # the summary has the newcomers' means of the metric that leads
+            seen = rounds[task.lead.personalized].dropna()
+            if len(seen) and (folder / directory.UNSEEN).exists():
+                come = directory.lines(folder / directory.UNSEEN)
+                summary = summary | unseen(come, float(seen.iloc[-1]), task.lead)
     except (OSError, ValueError, KeyError) as error:  # ValueError: bad CSV, JSON or number
         reason = getattr(error, "strerror", None) or error
         raise RunError(

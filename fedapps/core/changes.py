@@ -39,7 +39,8 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings that a run's results depend on, with the values for its method, by key.
 
     Keys of other methods have no effect on the run, and keys in `INCIDENTAL` have none that
-    matters. Values that are equal are written alike, whatever the user wrote.
+    matters, except that a `metric` decides with `patience` when a run ends. Values that are equal
+    are written alike, whatever the user wrote.
     """
     flat = config.typed(flat)
     general, full = config.effective(flat), config.resolved(flat)
@@ -48,7 +49,8 @@ def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
         table, _, short = key.partition(".")
         if short and table in used and short not in general:
             general[key] = value
-    return {key: value for key, value in general.items() if key not in INCIDENTAL}
+    ends = general.get("patience") and general.get("metric") != "auto"
+    return {k: v for k, v in general.items() if k not in INCIDENTAL or (k == "metric" and ends)}
 
 
 def value_of(key: str, settings: Mapping[str, Scalar]) -> Scalar | None:

@@ -72,6 +72,11 @@ class Columns:
         return self.task.lead
 
     @property
+    def of_class(self) -> Metric:
+        """The metric that is told of each class."""
+        return self.task.of_class or self.lead
+
+    @property
     def means(self) -> tuple[str, ...]:
         """The columns of rounds.csv with means of the leading metric, and their spread."""
         initial, personalized = self.lead.initial, self.lead.personalized
@@ -112,7 +117,7 @@ class Columns:
     def classes(self) -> tuple[str, ...]:
         """The columns of classes.csv."""
         name = ("name",) if self.class_names else ()
-        return ("class", "num_test", self.lead.initial, self.lead.personalized, *name)
+        return ("class", "num_test", self.of_class.initial, self.of_class.personalized, *name)
 
     def called(self, client: int) -> str:
         """Return the number of a client, with its name if the data name it: `3 (Boston)`."""

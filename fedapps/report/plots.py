@@ -1,6 +1,7 @@
 """Draw the plots of a run from the tables in its directory, at its end or at any later time."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
         named = {"name": directory.original}
         classes = frames.read(folder / "classes.csv", converters=named).dropna()
         if len(classes):
-            found["classes"] = draw_classes(classes, caption)
+            found["classes"] = draw_classes(classes, replace(caption, metric=columns.of_class))
     for plot in registry.strategy_class(str(flat["strategy"])).plots:
         events = read_categories(folder, plot)
         if len(events):

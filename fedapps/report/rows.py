@@ -37,14 +37,14 @@ class ClientEval:
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
-    def initial(self) -> float:
+    def initial(self) -> Value:
         """The leading metric before personalization."""
-        return _defined(self.task.lead, self.before)
+        return self.task.lead.of(self.before)
 
     @property
     def personalized(self) -> Value:
         """The leading metric after personalization."""
-        return None if self.after is None else _defined(self.task.lead, self.after)
+        return None if self.after is None else self.task.lead.of(self.after)
 
     def initial_only(self) -> "ClientEval":
         """Return the scores for a round without personalization."""
@@ -66,7 +66,7 @@ class Means:
     `columns` has all of them by column of rounds.csv. `_std` has ddof=0; `_weighted` is the value
     over the scored samples of all clients together. Of the personalized values, `decile` is what
     nine tenths of the clients reach, and `least` the worst; `share_hurt` is the share of clients
-    that personalization made worse. Further metrics are means over the clients that have them.
+    that personalization made worse. All of them are over the clients that have the metric.
     """
 
     initial: Value = None
@@ -169,21 +169,20 @@ def is_counted(column: str, phase: str) -> bool:
 
 def means(results: Sequence[ClientEval], columns: Columns) -> Means:
     """Return the means over the clients of an evaluation; either all personalize or none."""
-    lead, done = columns.lead, [result for result in results if result.after is not None]
-    before = [result.before for result in results]
-    after = [result.after for result in done if result.after is not None]
-    scores = [_defined(lead, counts) for counts in after]
+    lead, before = columns.lead, [result.before for result in results]
+    after = [result.after for result in results if result.after is not None]
+    pairs = [(lead.of(r.before), lead.of(r.after)) for r in results if r.after is not None]
+    scores = [new for _, new in pairs if new is not None]
+    hurt = [lead.is_better(o, new) for o, new in pairs if o is not None and new is not None]
     found: dict[str, Value] = {
-        lead.initial: _mean([result.initial for result in results]),
+        lead.initial: _mean_of(lead, before),
         lead.personalized: _mean(scores),
         f"{lead.personalized}_std": float(np.std(scores)) if scores else None,
         f"{lead.initial}_weighted": lead.together(before),
         f"{lead.personalized}_weighted": lead.together(after),
         "decile_personalized": lead.decile(scores) if scores else None,
         "least_personalized": lead.worst(scores) if scores else None,
-        "share_hurt": _mean(
-            [float(lead.is_better(r.initial, new)) for r, new in zip(done, scores, strict=True)]
-        ),
+        "share_hurt": _mean(hurt),
     }
     for metric in columns.task.metrics[1:]:
         found |= {metric.initial: _mean_of(metric, before)}
@@ -228,12 +227,6 @@ def class_table(sums: Sequence[Sequence[int]], columns: Columns) -> list[list[ob
         shares = (right / count if count else None for right in correct)
         rows.append([label, count, *shares, *columns.class_names[label : label + 1]])
     return rows
-
-
-def _defined(metric: Metric, counts: Counts) -> float:
-    """Return the value of a metric that every client has."""
-    value = metric.of(counts)
-    return float("nan") if value is None else value
 
 
 def _figure_means(results: Sequence[ClientEval], figure: Figure) -> dict[str, Value]:

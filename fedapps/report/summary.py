@@ -59,20 +59,19 @@ def summarize(
 def unseen(
     newcomers: Sequence[Mapping[str, Any]], seen: float | None, metric: Metric
 ) -> dict[str, float | int]:
-    """Return the means over newcomers, and their difference from the mean of the `seen` clients."""
-    if not newcomers or seen is None:
-        return {}
-    before, after = (
-        float(np.mean([_number(row[name]) for row in newcomers]))
+    """Return the means over newcomers, and their difference from the mean of the `seen` clients.
+
+    They are means over those who have the metric.
+    """
+    values = [
+        [float(cell) for row in newcomers if (cell := row[name]) not in (None, "")]
         for name in (metric.initial, metric.personalized)
-    )
+    ]
+    if seen is None or not all(values):
+        return {}
+    before, after = (float(np.mean(those)) for those in values)
     found = (len(newcomers), before, after, after - seen)
     return dict(zip(unseen_columns(metric), found, strict=True))
-
-
-def _number(cell: float | str | None) -> float:
-    """Return the number in a cell of a table; NaN if it is empty."""
-    return math.nan if cell in (None, "") else float(cell)
 
 
 def unseen_columns(metric: Metric) -> tuple[str, str, str, str]:

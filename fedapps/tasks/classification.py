@@ -29,15 +29,19 @@ def macro_f1(counts: Counts) -> tuple[float, float]:
     return (2 * counts["right"][there] / both[there]).sum(), there.sum()
 
 
+ACCURACY = Metric("accuracy", "accuracy", "acc", accuracy)
+
+
 class Classification(Task):
     """Cross entropy; the prediction is the class with the largest logit."""
 
     name = "classification"
     metrics = (
-        Metric("accuracy", "accuracy", "acc", accuracy),
-        Metric("balanced", "balanced accuracy", "balanced", balanced),
-        Metric("macro_f1", "macro F1", "F1", macro_f1),
+        ACCURACY,
+        Metric("balanced", "balanced accuracy", "balanced", balanced, by_class=True),
+        Metric("macro_f1", "macro F1", "F1", macro_f1, by_class=True),
     )
+    of_class = ACCURACY
     has_classes = has_names = True
     of_targets = ("total",)
 

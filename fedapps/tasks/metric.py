@@ -22,7 +22,8 @@ class Metric:
     """A figure of a client's predictions: a sum over the client's samples, and its weight.
 
     `parts` makes both of a client's counts. The value of a client is sum / weight, and that of
-    several clients together is the sum of their sums divided by the sum of their weights.
+    several clients together is the sum of their sums divided by the sum of their weights; if a
+    metric is `by_class`, it is that of their counts, added up.
     `of_mean` turns this mean into what is shown (for example, exp). All that is said about a metric
     is said here: its name in tables, its label, its unit (`%`: the value is a fraction) and whether
     a larger value is better. `bounds` are the values that it can have.
@@ -36,6 +37,7 @@ class Metric:
     more_is_better: bool = True
     of_mean: Callable[[float], float] = unchanged
     bounds: tuple[float, float] = (0.0, 1.0)
+    by_class: bool = False  # a mean over classes, so parts of several clients do not add up
 
     @property
     def initial(self) -> str:
@@ -78,6 +80,10 @@ class Metric:
 
     def together(self, clients: Sequence[Counts]) -> float | None:
         """Return the value over the samples of several clients together; None if undefined."""
+        if self.by_class and clients:
+            return self.of(
+                {name: np.sum([c[name] for c in clients], axis=0) for name in clients[0]}
+            )
         parts = [self.parts(counts) for counts in clients]
         known = [(total / weight, weight) for total, weight in parts if weight]
         if not known:

@@ -40,7 +40,7 @@ class Multilabel(Task):
     name = "multilabel"
     metrics = (
         Metric("micro_f1", "micro F1", "F1", micro_f1),
-        Metric("macro_f1", "macro F1", "F1", macro_f1),
+        Metric("macro_f1", "macro F1", "F1", macro_f1, by_class=True),
         Metric("accuracy", "accuracy", "acc", accuracy),
     )
     has_names = True

@@ -31,6 +31,7 @@ class Task(ABC):
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
     has_classes: ClassVar[bool] = False  # whether each sample belongs to one class
+    of_class: ClassVar[Metric | None] = None  # the share that is right of a class, as `by_class`
     has_names: ClassVar[bool] = False  # whether each output stands for a class or label
     scales: ClassVar[bool] = False  # whether a model computes targets in a unit of its own
     sums: ClassVar[tuple[str, ...]] = ()  # counts that are not whole numbers

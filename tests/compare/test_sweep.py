@@ -316,3 +316,7 @@ def test_settings_are_chosen_on_validation_samples(sweep, own, tmp_path):
     told, _, command = line.partition(" once on test samples: ")
     assert told == f"best on validation samples: {best}; score it"
     assert shlex.split(command) == ["fedapps", "sweep", f"lr={lr}", *own]
+    again = sweep([*words, "-c", "metric=macro_f1"], tmp_path / "again")
+    assert not (tmp_path / "again").exists()  # nothing runs again
+    by = again.compared(folder).groups["macro_f1_personalized_mean"]
+    assert f"best on validation samples: {by.idxmax()};" in again["out"]

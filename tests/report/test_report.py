@@ -604,10 +604,13 @@ def test_a_plot_of_events_shows_counts_and_means(tmp_path, declare):
 
 @pytest.mark.parametrize("missing", [None, ""])
 def test_a_newcomer_with_a_score_of_zero_counts_in_the_means(missing):
-    """Of numbers, as an evaluation has them, and of texts, as unseen.csv has them."""
+    """Of numbers, as an evaluation has them, and of texts, as unseen.csv has them.
+
+    One for whom the metric is not defined does not count in that mean.
+    """
     heads, scores = (LEAD.initial, LEAD.personalized), [(0.0, 0.5), (0.25, 0.0)]
     for kind in (float, str):
         rows = [dict(zip(heads, map(kind, score), strict=True)) for score in scores]
         assert [*unseen(rows, 0.75, LEAD).values()] == [2, 0.125, 0.25, -0.5]
-        _, before, *after = unseen([*rows, rows[0] | {heads[1]: missing}], 0.75, LEAD).values()
-        assert before == pytest.approx(0.25 / 3) and np.isnan(after).all()
+        found = [*unseen([*rows, rows[0] | {heads[1]: missing}], 0.75, LEAD).values()]
+        assert found == pytest.approx([3, 0.25 / 3, 0.25, -0.5])

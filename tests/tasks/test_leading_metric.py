@@ -3,11 +3,18 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedapps
 from fedapps import cli
+from fedapps.core import changes
 from fedapps.core.errors import RunError
 from fedapps.report import directory
+from fedapps.report.columns import columns_of
+from fedapps.report.directory import UNSEEN
+from fedapps.report.page import run_charts
+from fedapps.report.page.reading import RunFiles
+from fedapps.report.rows import ClientEval, means
 from fedapps.tasks import TASKS
 from tests.support.made_runs import shown
 
@@ -92,3 +99,66 @@ def test_a_run_goes_on_with_its_own_metric(serial_run):
     assert pd.read_csv(resumed / "rounds.csv").columns[5] == "balanced_initial"
     with pytest.raises(RunError, match="metric"):
         serial_run(KEYS, f'resume="{folder}" num-rounds=3 metric="macro_f1"')
+
+
+def test_newcomers_are_compared_by_the_metric_that_is_asked_for(serial_run):
+    """Their means by others than the leading metric are only in unseen.csv."""
+    come = """unseen-clients="3" fraction-train=1.0 """
+    runs = [serial_run(KEYS, come, "num-rounds=1", f"seed={seed}") for seed in (0, 1)]
+    rounds, unseen = ([pd.read_csv(run / name) for run in runs] for name in ("rounds.csv", UNSEEN))
+    for metric in NAMES["classification"]:
+        column = f"{metric}_personalized"
+        found = fedapps.compare(runs, metric=metric).runs
+        those = [table[column].mean() for table in unseen]
+        seen = [table[column].iloc[-1] for table in rounds]
+        assert list(found[f"{column}_unseen"]) == pytest.approx(those)
+        apart = np.subtract(those, seen)
+        assert list(found[f"{metric}_difference_unseen"]) == pytest.approx(apart)
+
+
+def test_a_client_without_the_metric_that_leads_counts_in_no_mean():
+    """A client whose targets are all equal has no R2, whether it leads or not."""
+    task, draw = TASKS["regression"], torch.Generator().manual_seed(0)
+    results = []
+    for client, spread in enumerate((1.0, 0.0, 3.0)):
+        target = 5 + spread * torch.randn(6, 1, generator=draw)
+        before, after = (
+            task.count(target + size * torch.randn(6, 1, generator=draw), target)
+            for size in (0.5, 0.1)
+        )
+        results.append(ClientEval(client, 6, 6, 0.1, task, before, after))
+    first, led = (
+        means(results, columns_of(task.leading(metric))).columns for metric in ("mae", "r2")
+    )
+    for name in ("r2_initial", "r2_personalized"):
+        assert led[name] == pytest.approx(first[name]) and 0 < led[name] < 1
+    scores = [r2_of(results[client].after) for client in (0, 2)]
+    spread = [led[name] for name in ("r2_personalized_std", "least_personalized")]
+    assert spread == pytest.approx([np.std(scores), min(scores)])
+    assert led["share_hurt"] == 0
+    none = means(results[1:2], columns_of(task.leading("r2"))).columns
+    assert none["r2_personalized"] is None and none["mae_personalized"] is not None
+
+
+def r2_of(counts):
+    return 1 - counts["squared"][0] / counts["spread"][0]
+
+
+def test_the_table_of_classes_has_what_is_right_of_each_whatever_leads(serial_run):
+    """That share is the accuracy of a class, not its F1."""
+    whole, led = (
+        serial_run(KEYS, "num-rounds=2", f'metric="{metric}"') for metric in ("auto", "macro_f1")
+    )
+    assert (led / "classes.csv").read_bytes() == (whole / "classes.csv").read_bytes()
+    charts = run_charts.classes(RunFiles.read(led))
+    assert [chart.title for chart in charts] == ["Accuracy of every class"]
+
+
+def test_runs_that_their_metric_has_ended_are_different_settings(flat_config):
+    by = {
+        (keys, metric): changes.counting(flat_config(KEYS, keys, f'metric="{metric}"'))
+        for keys in ("patience=0", "patience=3")
+        for metric in LEADS
+    }
+    assert by["patience=0", LEADS[0]] == by["patience=0", LEADS[1]]
+    assert by["patience=3", LEADS[0]] != by["patience=3", LEADS[1]]

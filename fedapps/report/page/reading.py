@@ -92,9 +92,10 @@ class RunFiles:
         """Return a client's number, with its name in brackets if the data have one."""
         return f"{client} ({self.names[client]})" if self.names.get(client) else client
 
-    def evaluated(self, rows: list[Row]) -> list[Row]:
-        """Return the rows that have a personalized score."""
-        return [row for row in rows if number(row, self.lead.personalized) is not None]
+    def evaluated(self, rows: list[Row], metric: Metric | None = None) -> list[Row]:
+        """Return the rows that have a personalized value of a metric, by default of the lead."""
+        column = (metric or self.lead).personalized
+        return [row for row in rows if number(row, column) is not None]
 
 
 def number(row: Row, column: str) -> float | None:

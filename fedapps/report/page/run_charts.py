@@ -70,14 +70,15 @@ def clients(run: RunFiles) -> list[Chart]:
 
 def classes(run: RunFiles) -> list[Chart]:
     """Draw the classes of the last evaluation."""
-    rows, lead = run.evaluated(run.classes), run.lead
+    metric = run.columns.of_class
+    rows = run.evaluated(run.classes, metric)
     if not rows:
         return []
     few = len(rows) <= 25
-    label = "class" if few else f"class, in the order of {lead.label}"
-    scored = f"{lead.label} over all {run.config.get('evaluate-on', 'scored')} samples"
-    chart = Chart("classes", f"{_head(lead)} of every class", label, scored)
-    return [_changes(chart, rows, "class", lead, ordered=not few)]
+    label = "class" if few else f"class, in the order of {metric.label}"
+    scored = f"{metric.label} over all {run.config.get('evaluate-on', 'scored')} samples"
+    chart = Chart("classes", f"{_head(metric)} of every class", label, scored)
+    return [_changes(chart, rows, "class", metric, ordered=not few)]
 
 
 def costs(run: RunFiles) -> list[Chart]:
