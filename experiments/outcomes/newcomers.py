@@ -60,10 +60,12 @@ def sentence(lines: Sequence[Newcomers]) -> str:
     usual = max((line.seeds for line in lines), key=len)
     others = [f"{line.name}: {_listed(line.seeds)}" for line in lines if line.seeds != usual]
     apart = f" ({', '.join(others)})" if others else ""
+    as_it_comes = any(line.few for line in lines) and not all(line.few for line in lines)
+    rest = " Rows without few-shot figures use the shared model as it comes." if as_it_comes else ""
     return (
         "The same runs, with the clients that came after the training: means over "
         f"{named_seeds(usual)}{apart}. *Seen* are the clients that trained; *few-shot* is how "
-        "newcomers do with so many samples of each class, *unseen* with all of theirs."
+        f"newcomers do with so many samples of each class, *unseen* with all of theirs.{rest}"
     )
 
 

@@ -105,10 +105,13 @@ def of_worst_columns(table: Table, found: Mapping[tuple[str, str], Outcome]) -> 
                 means[column] = 0.0
         if first in means and len(means) > 1:
             worst = min(means.keys() - {first}, key=lambda column: (means[column], column))
-            said = f"{row.name}: {first} {means[first]:.1f}, {worst} {means[worst]:.1f}"
+            lost = ", training diverged" if found[row.name, worst].diverged else ""
+            said = f"{row.name}: {first} {means[first]:.1f}, {worst} {means[worst]:.1f}{lost}"
             rows.append(Interval(row.name, means[worst], said, other=means[first]))
     if rows:
         title = f"The worst column of each row (dot), and the column {first} (diamond)"
+        if "diverged" in "".join(row.title for row in rows):
+            title += "; where a training diverged, 0"
         yield interval_chart(Chart("", title, "accuracy, %"), rows)
 
 

@@ -189,7 +189,7 @@ def _curves(store: Store, table: Table, scale: str) -> Iterator[Chart]:
         row, _, column = name.partition("@")
         line: list[charts.Point] = [(r, 100 * value) for r, value in sorted(curve.items())]
         columns.setdefault(column, {}).setdefault(row, line)
-    caption = f"{words(table.follows).capitalize()} accuracy over rounds, %"
+    caption = f"{words(table.follows).capitalize()} accuracy over rounds, each row's first seed, %"
     for column, lines in columns.items():
         titled = charts.captioned(caption, column)
         yield from charts.drawn(table, lines, titled, "round")

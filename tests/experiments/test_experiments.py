@@ -398,7 +398,8 @@ def test_columns_side_by_side_and_the_worst_of_them(table, store):
     ]  # fmt: skip
     (chart,) = part.figures
     told = [hit.title for hit in chart.hits]
-    assert told == ["avg: none 91.0, hot 41.0", "per: none 91.0, odd 0.0"]
+    assert told == ["avg: none 91.0, hot 41.0", "per: none 91.0, odd 0.0, training diverged"]
+    assert chart.title.endswith("(diamond); where a training diverged, 0")
 
 
 def test_settings_are_those_of_the_best_trial_and_never_such_that_diverge(table, store):
@@ -1046,7 +1047,9 @@ def test_curves_of_each_column_are_with_that_of_the_row_the_table_is_about(table
     figures = {chart.title: chart for chart in sections.section(store, known).figures}
     for column in known.columns:
         for part, others in ((1, range(7)), (2, range(7, 8))):
-            chart = figures[f"Initial accuracy over rounds, % ({column}) ({part} of 2)"]
+            chart = figures[
+                f"Initial accuracy over rounds, each row's first seed, % ({column}) ({part} of 2)"
+            ]
             names = ["row-8", *(f"row-{n}" for n in others)]
             told = [hit.title for hit in chart.hits if "round 2" in hit.title]
             assert told == [f"{name}, round 2: 40.00 %" for name in names]
