@@ -33,7 +33,7 @@ class FedAS(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, E `local-epochs`, eta `lr`; the head stays on the
     client. Parameter-alignment is in clients/fedas.py, client-synchronization in `aggregate`.
-    docs/papers/fedas.md says what the paper leaves open.
+    docs/papers/fedas.md says what the paper leaves open. A client's weight is what it says.
     A newcomer trains all layers for one round, from the shared body and the initial head.
     """
 

@@ -77,11 +77,7 @@ class Device(NodeConfig):
 
     def _joined(self, settings: Settings, model: SignedModel | None) -> Hello:
         try:
-            if settings.dataset != DEVICE:
-                raise RunError(
-                    f'it has its own data, which needs dataset = "{DEVICE}";'
-                    f' the run has "{settings.dataset}"'
-                )
+            _check_dataset(settings)
             if self.client >= settings.num_clients:
                 most = settings.num_clients - 1
                 raise RunError(f"client-id = {self.client}: must be 0 to {most} (num-clients)")
@@ -234,6 +230,7 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
 
     It is made anew if the data, or the initial model, have changed since the last time.
     """
+    _check_dataset(settings)
     torch.set_num_threads(settings.threads)
     with _making:
         now = stamp(device.data), stamp(initial.copy(settings, device.state_dir))
@@ -241,6 +238,15 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
             _make_workspace.cache_clear()  # old data would only take memory
             _stamps[device] = now
         return _make_workspace(settings, device)
+
+
+def _check_dataset(settings: Settings) -> None:
+    """Raise `RunError` for a run with other data: a device trusts no path in its settings."""
+    if settings.dataset != DEVICE:
+        raise RunError(
+            f'it has its own data, which needs dataset = "{DEVICE}";'
+            f' the run has "{settings.dataset}"'
+        )
 
 
 def claim(state_dir: Path) -> None:

@@ -20,7 +20,7 @@ Share = Annotated[bytes, Meta(min_length=SHARE, max_length=SHARE)]
 Box = Annotated[bytes, Meta(min_length=2 * SHARE + 16, max_length=2 * SHARE + 16)]
 
 
-class PublicKeys(msgspec.Struct, frozen=True):
+class PublicKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A client's public keys of a round: for the boxes sent to it, and for its masks."""
 
     box: Key

@@ -118,7 +118,7 @@ class SumServer:
             try:
                 found[client] = msgspec.msgpack.decode(answer, type=kind)
                 check(found[client])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 found.pop(client, None)
                 cause = f"its answer is broken: {one_line(str(error))}"
                 self.failures.append(Failure(client, cause))

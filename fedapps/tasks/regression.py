@@ -117,7 +117,11 @@ class Regression(Task):
         values, absolute, squared = (counts[n][0] for n in ("values", "absolute", "squared"))
         if not values or values % samples:
             raise ValueError(f"values = {values:g}: must be a multiple of {samples}")
-        if absolute**2 > squared * values * (1 + ROUNDING):
+        root = math.sqrt(squared)  # the squares of large errors would be infinite
+        if absolute > root * math.sqrt(values) * (1 + ROUNDING):
             raise ValueError(f"absolute = {absolute:g}: too large for squared = {squared:g}")
-        if absolute**2 * (1 + ROUNDING) < squared:
+        if absolute * (1 + ROUNDING) < root:
             raise ValueError(f"absolute = {absolute:g}: too small for squared = {squared:g}")
+        spread = counts["spread"][0]
+        if spread and math.isinf(float(squared) / float(spread)):  # R2 would be -inf
+            raise ValueError(f"spread = {spread:g}: too small for squared = {squared:g}")

@@ -12,6 +12,7 @@ from fedapps import data
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.data.spec import image_spec, label_spec
+from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import unpack_hello
 from tests.device.helpers import RUN, put
 
@@ -180,3 +181,16 @@ def test_a_broken_greeting_is_a_problem_of_its_node(answer):
     reply = Message(RecordDict({"hello": ConfigRecord(answer)}), reply_to=question)
     assert unpack_hello(reply).problem.startswith("its answer is broken: ")
     assert unpack_hello(Message(RecordDict(), reply_to=question)).problem
+
+
+@pytest.mark.parametrize("dataset", ["digits", "/nowhere/own.npz"])
+def test_a_device_runs_no_file_that_the_settings_of_another_run_name(
+    dataset, nodes, flat_config, tmp_path
+):
+    """Only a device's greeting refused the data set, and a server can leave that out."""
+    model, trace = tmp_path / "model.py", tmp_path / "trace"
+    model.write_text(f"open({str(trace)!r}, 'w')\n", "utf-8")
+    settings = config.read(flat_config(f'dataset="{dataset}" model="{model}"'))
+    with pytest.raises(RunError, match=r'it has its own data, which needs dataset = "device"'):
+        device_workspace(settings, Device.of(nodes[0]))
+    assert not trace.exists()

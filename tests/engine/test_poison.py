@@ -264,6 +264,20 @@ def test_a_reply_that_is_too_large_costs_all_its_clients(what, presum, poisoned,
     assert words[:3] == ["a", "reply", "of"] and int(words[3]) > int(words[7]) > 10**6
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_reply_that_flower_could_not_have_sent_costs_all_its_clients(kind, poisoned, read_csv):
+    """Our packed records hold any numbers, and counting the bytes of these raised an error."""
+
+    def of_its_node(content):
+        if METRICS in content:
+            content[METRICS]["a"] = [2**63, -1]
+
+    events = read_csv(poisoned(kind, of_its_node, supernodes=2), "events.csv")
+    assert {event["detail"] for event in events} == {"figures that no message can hold"}
+    dropped = {event["client"] for event in events}
+    assert str(BAD) in dropped and len(dropped) == 2
+
+
 def test_a_presummed_mean_weighs_no_more_than_the_samples_behind_it(poisoned, read_csv):
     """The mean of a SuperNode comes with its first client; the other one's weighs nothing."""
 

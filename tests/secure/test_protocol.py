@@ -339,11 +339,14 @@ def test_boxes_of_too_few_clients_are_refused(tmp_path):
 def test_broken_answers_are_failures_of_their_clients(tmp_path):
     round_ = Round(tmp_path, 6)
     answers = round_.ask("keys", dict.fromkeys(round_.clients, b""))
+    nested = b"\x83" + answers[10][1:] + b"\xa1x" + b"\x91" * 10**5 + b"\x90"
     answers[10] = b"\xc1"
     answers[11] = pack({"box": bytes(31), "mask": bytes(32)})
     answers[12] = pack({"box": bytes(32), "mask": bytes(32)})  # no key that agrees on anything
     assert {*round_.server.keys(answers)} == {13, 14, 15}
     assert [failure.client for failure in round_.server.failures] == [10, 11, 12]
+    assert round_.ask("keys", {10: b""}) and round_.server.keys({10: nested}) == {}
+    assert [failure.client for failure in round_.server.failures] == [10]
     boxes = {client: {14: bytes(148), 15: bytes(148)} for client in (13, 14)}
     boxes |= {15: dict.fromkeys((13, 14, 15), bytes(147))}
     assert round_.server.shares({c: pack(those) for c, those in boxes.items()}) == {}

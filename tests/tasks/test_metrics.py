@@ -126,6 +126,19 @@ def test_counts_that_cannot_be_are_refused(name, changed):
         TASKS[name].check_counts(counts, N)
 
 
+@pytest.mark.parametrize("counts", [
+    {"absolute": 3.0, "squared": 2.0, "spread": 5e-324},
+    {"absolute": 1e308, "squared": 1.7e308, "spread": 1.0},
+])  # fmt: skip
+def test_counts_of_a_regression_that_give_no_finite_metric_are_refused(counts):
+    """They would be sums of squares above the largest float, and an R2 of -infinity."""
+    task, whole = TASKS["regression"], {"values": np.array([10])}
+    with pytest.raises(ValueError, match=r"too (large|small) for squared"):
+        task.check_counts(whole | {key: np.array([v]) for key, v in counts.items()}, 10)
+    large = {"absolute": 1e154, "squared": 1e307, "spread": 1e307}  # whose squares are above it
+    task.check_counts(whole | {key: np.array([v]) for key, v in large.items()}, 10)
+
+
 @pytest.mark.parametrize("name", ["classification", "multilabel"])
 def test_counts_are_refused_exactly_if_no_samples_give_them(name):
     """All predictions for all samples, beside all arrays of counts, for some small sizes."""
