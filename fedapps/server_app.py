@@ -77,6 +77,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split, settings.partitioner, settings.task):
         log.warning("%s", note)
+    for note in privacy.of_pooled_values(space):
+        log.warning("%s", note)
     for note in notes_on_model(space):
         log.warning('model = "%s": %s', settings.model, note)
     if note := saves_nothing(space.model):

@@ -3,6 +3,7 @@
 It is the file `privacy.json` in `state-dir`. Its epsilon compares the device with one that has any
 other data, and does not rest on what the server says of its sampling: it holds even if everybody
 knows in which rounds the device took part. So with central privacy it is larger than the server's.
+Noise that is drawn from the seed counts as none, because the server knows the seed.
 """
 
 import math
@@ -17,6 +18,7 @@ from fedapps.core.files import in_turn, read_json, write_whole
 from fedapps.core.privacy_settings import PrivacySettings
 
 FILE = "privacy.json"
+DELTA = 1e-5  # a run may choose a smaller one; with a larger one, its server could stretch budgets
 
 
 class Spent(msgspec.Struct):
@@ -75,15 +77,21 @@ def _check(dp: PrivacySettings, spent: Spent, budget: float) -> None:
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
             " another dp.mode than none, and dp.noise-multiplier above 0"
         )
-    before, after = epsilon(spent, dp.delta), epsilon(_with_one_more(spent, dp), dp.delta)
+    if not dp.secret_noise:
+        raise RunError(
+            f"dp-budget = {budget:g}: the run's noise comes from its seed, which the server knows;"
+            " it needs dp.secret-noise=true"
+        )
+    delta = min(dp.delta, DELTA)
+    before, after = epsilon(spent, delta), epsilon(_with_one_more(spent, dp), delta)
     if after > budget:
         raise RunError(
             f"dp-budget = {budget:g}: this device has spent an epsilon of {before:.4g}, and one"
-            f" more round would make it {after:.4g} (delta {dp.delta:g})"
+            f" more round would make it {after:.4g} (delta {delta:g})"
         )
     log.info("epsilon spent here: %.4g of %g (dp-budget)", before, budget)
 
 
 def _with_one_more(spent: Spent, dp: PrivacySettings) -> Spent:
-    noise = repr(dp.noise_multiplier)
+    noise = repr(dp.noise_multiplier if dp.secret_noise else 0.0)
     return Spent(spent.updates | {noise: spent.updates.get(noise, 0) + 1})

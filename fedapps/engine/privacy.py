@@ -34,6 +34,7 @@ from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import clipped_difference, postprocess
+from fedapps.training.workspace import Workspace
 
 CLIP_NORM = "dp/clip-norm"  # its name in a strategy's state
 
@@ -164,6 +165,16 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
             f"{z / 2:g} (0 means m/20 = {expected / 20:g})"
         )
     return sigma, left**-0.5
+
+
+def of_pooled_values(space: Workspace) -> list[str]:
+    """Return a warning if a run's epsilon leaves out what its values were scaled by."""
+    if not space.settings.dp.noise or not space.data.pooled:
+        return []
+    return [
+        f"{space.dataset.name}: values are scaled by mean and deviation over all clients, without"
+        " noise; epsilon does not cover these, and the model's files have them"
+    ]
 
 
 def warnings(settings: Settings) -> list[str]:

@@ -25,7 +25,8 @@ MEBI = 2**20
 class RunData:
     """Gives samples as tensors: inputs [n, *shape], targets [n, ...], both on `torch_device`.
 
-    `task` says what is learned of them, and `settings` how many clients there are.
+    `task` says what is learned of them, and `settings` how many clients there are. If they are
+    `pooled`, mean and deviation of the values come from the samples of all clients that train.
     By default, the data set is that of the settings. A device has a `dataset` of its own, all of
     which belongs to its `client`.
     """
@@ -46,6 +47,7 @@ class RunData:
             everyone = len(self.population.training) + len(self.population.held_out)
             self.settings = msgspec.structs.replace(settings, num_clients=everyone)
         scales = task.scales and found.scaling is None
+        self.pooled = client is None and (scales or found.normalization is None)
         if scales or found.normalization is None:
             indices = self._training_indices()
             found = found if found.normalization else found.normalized(indices)

@@ -18,7 +18,7 @@ from tests.device.helpers import left_out
 DELTA = 1e-5
 RUN = (
     'strategy="fedavg" model="lenet5" local-epochs=1 dp.mode="local" dp.clip-norm=0.01 '
-    f"dp.delta={DELTA}"
+    f"dp.secret-noise=true dp.delta={DELTA}"
 )
 
 
@@ -123,3 +123,24 @@ def test_a_count_that_cannot_be_read_is_no_zero(tmp_path):
     for act in (spending.check, spending.count):
         with pytest.raises(RunError, match=r"cannot be read .* epsilon is unknown"):
             act(dp, tmp_path, 8.0)
+
+
+def test_noise_that_the_server_can_subtract_counts_as_none(device_run, nodes, read_csv):
+    """The server knows the seed, from which it is drawn unless it is secret."""
+    seeded = RUN, "dp.secret-noise=false num-rounds=1"
+    nodes[0]["dp-budget"] = 1000
+    (detail,) = left_out(read_csv, device_run(*seeded)).values()
+    assert "the run's noise comes from its seed, which the server knows" in detail
+    assert counts(nodes) == [{}, {"0.0": 1}, {"0.0": 1}]
+
+
+@pytest.mark.parametrize("delta", [1e-6, 0.04, 0.999999])
+def test_a_run_can_make_a_budget_stricter_but_not_looser(delta, tmp_path):
+    """The larger the delta, the smaller is the epsilon of the same updates."""
+    dp = config.read(config.parse([RUN, f'dataset="device" dp.delta={delta}'])).dp
+    counted = min(delta, DELTA)
+    budget = alone(1.0).epsilon(3, counted) * (1 + 1e-6)
+    for _ in range(3):
+        spending.count(dp, tmp_path, budget)
+    with pytest.raises(RunError, match=rf"one more round would make it \S+ \(delta {counted:g}\)"):
+        spending.count(dp, tmp_path, budget)

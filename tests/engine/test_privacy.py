@@ -665,6 +665,22 @@ def test_a_false_sense_of_privacy_is_warned_of():
     assert told(dp_mode="local", dp_secret_noise=True) == []
 
 
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_means_over_all_clients_are_not_private_and_a_run_says_so(mode, tmp_path, tiny_npz):
+    """Values of bytes have constants; those of a table are scaled by what all clients have."""
+    lines = [f"{k},{k % 7},{k % 2}" for k in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *lines]), "utf-8")
+    run = f'num-clients=3 model="mlp" dp.mode="{mode}" data-root="/tmp" min-samples=2'
+
+    def told(*keys):
+        return privacy.of_pooled_values(Workspace(config.read(config.parse([run, *keys]))))
+
+    own = f'dataset="{tmp_path}/own.csv"'
+    assert "epsilon does not cover these" in told(own)[0]
+    assert not told(own, 'dp.mode="none"') and not told(own, "dp.noise-multiplier=0.0")
+    assert not told(tiny_npz, 'model="cnn"')
+
+
 def table():
     """docs/privacy.md: what each method can do, by mode; distributed is as central."""
     rows = re.findall(r"^\| (`.*) \| (yes|no) \| (yes|no) \|", PAGE, re.M)
