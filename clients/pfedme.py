@@ -11,7 +11,6 @@ from fedapps.method import (
     descend,
     pull,
     put,
-    restored,
     swapped,
     take,
 )
@@ -52,7 +51,8 @@ class PFedMeClient(BaseClient):
         return Costs()
 
     def before_scoring(self, plan: Plan) -> Costs:
-        """Score theta_i: at first the initial model, but a newcomer's starts from w."""
+        """Score w, then theta_i: at first the initial model, but a newcomer's starts from w."""
+        self.shared = self.score(self.test_data)
         if not plan.newcomer:
             put(self.model, self.workspace.initial | self.kept("theta/"))
         return Costs()
@@ -66,7 +66,5 @@ class PFedMeClient(BaseClient):
         return done
 
     def extra_scores(self) -> dict[str, float]:
-        """Score the received w, too; afterwards the model is theta_i again."""
-        with restored(self.model.state_dict().values()):
-            put(self.model, self.received)
-            return {"global": self.score(self.test_data).value}
+        """The score of w."""
+        return {"global": self.shared.value}

@@ -44,6 +44,7 @@ class FedAMP(Mixing):
     exchanges = "everything"
     sends_its_model = False
     newcomers_train = True
+    weighs_by_count = False  # except in the mean that newcomers get
     options: Settings
 
     @property

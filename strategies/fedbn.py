@@ -9,7 +9,7 @@ class FedBN(BaseStrategy):
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`.
     BatchNorms are found by module type. A model without BatchNorm is refused, because then the
-    method would be FedAvg.
+    method would be FedAvg. The mean has weights n_k; Algorithm 1 has a plain one.
     A newcomer has initial BatchNorms, and fine-tunes; without fine-tuning it trains them for a
     round.
     """

@@ -47,6 +47,7 @@ class FedPAC(Mixing):
     exchanges = "everything; centroids"
     unused = FINETUNING
     needs_classes = True
+    sends_its_model = False  # each client gets its own head
     needs_cut = True
     in_eval_mode = ("train",)
     options: Settings

@@ -45,7 +45,8 @@ class FedProto(BaseStrategy):
     needs_classes = True
     needs_cut = True
     sends_its_model = False
-    unused = FINETUNING
+    weighs_by_count = False
+    unused = ("bn-local", *FINETUNING)
     newcomers_train = True
     in_eval_mode = ("train",)
     options: Settings

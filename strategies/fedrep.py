@@ -18,7 +18,7 @@ class FedRep(BaseStrategy):
     Symbols: N (n in the paper) `num-clients`, T `num-rounds`, r `fraction-train`, B `batch-size`,
     alpha `lr`, tau (of the head) `head-epochs`; the body is trained for `body-epochs`.
     In an evaluation, every client trains its head on the received body, as at the start of a
-    round. This replaces general fine-tuning.
+    round. This replaces general fine-tuning. The mean has weights n_i; Algorithm 1 has a plain one.
     A newcomer trains its head for `head-epochs` on the body, as the paper does.
     """
 

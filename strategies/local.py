@@ -30,7 +30,8 @@ class Local(BaseStrategy):
     @property
     def unused(self) -> tuple[str, ...]:
         """No client fine-tunes; without `match-compute` all clients train in every round."""
-        return FINETUNING if self.options.match_compute else ("fraction-train", *FINETUNING)
+        always = ("bn-local", *FINETUNING)
+        return always if self.options.match_compute else ("fraction-train", *always)
 
     def select(self, round_: int) -> list[int]:
         """Select all clients, or with `match-compute` those that the other methods would select."""

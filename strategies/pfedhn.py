@@ -54,6 +54,11 @@ class PFedHN(BaseStrategy):
     newcomers_train = True
     options: Settings
 
+    @property
+    def weighs_by_count(self) -> bool:
+        """Only the mean of BatchNorm statistics has weights; that of the products is plain."""
+        return bool(self.layout.norms)
+
     def setup(self) -> None:
         """Draw the hidden layers as torch does; the output layer gives the initial model."""
         o = self.options

@@ -32,8 +32,9 @@ class SFLv1(SplitStrategy):
     fedapps/split/client.py.
     With sync "iteration" (as the FedFC paper describes it) the server parts stay equal, so one
     part stands for all. It takes a step with the mean gradient of all clients that sent a batch in
-    this iteration. Only its BatchNorm statistics differ from those of separate parts, because it
-    sees the batches of all clients.
+    this iteration, a plain one (SplitFed weights them with n_k). Only its BatchNorm statistics
+    differ from those of separate parts, because it sees the batches of all clients.
+    With "round", as in SplitFed's released code, the whole is FedAvg.
     A newcomer gets the whole model, and fine-tunes it, as all clients do.
     """
 

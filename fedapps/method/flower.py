@@ -5,7 +5,7 @@ loop calls back the engine that runs the rounds, and a `NumPyClient`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -47,8 +47,12 @@ class BaseStrategy(StrategyHooks, Strategy):
     The model lives in `arrays`, not in Flower's records.
     """
 
-    weighs_by_count: ClassVar[bool] = True  # whether an update weighs by its sample count
     _callbacks: Callbacks  # only while `run_rounds` runs
+
+    @property
+    def weighs_by_count(self) -> bool:
+        """Whether an update weighs by its sample count in what clients get."""
+        return True
 
     def run_rounds(self, callbacks: Callbacks, grid: Grid, num_rounds: int, timeout: float) -> None:
         """Run Flower's own loop (`start`), with callbacks that do the work of each round."""

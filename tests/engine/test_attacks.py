@@ -265,3 +265,23 @@ def test_a_run_of_an_earlier_version_goes_on_with_a_share_that_is_nobody(
     assert serial_run(options, f'num-rounds=2 resume="{folder}"') == folder
     assert line in capsys.readouterr().out
     assert checkpoint.rounds(folder)[-1] == 2
+
+
+WEIGHTLESS = [n for n in registry.names() if registry.strategy_class(n).weighs_by_count is False]
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("fedavg", "cnn"), ("pfedhn", "lenet5"), *((n, "cnn") for n in ["pfedhn", *WEIGHTLESS])],
+)
+def test_an_inflated_count_has_an_effect_exactly_where_counts_are_weights(
+    method, model, serial_run, read_csv, capsys
+):
+    """A method on which it has none would look robust, so a run says that it has none."""
+    run = f'strategy="{method}" fraction-train=1.0 num-rounds=2 attackers=0.34 model="{model}"'
+    attacked = (
+        serial_run(run, f'attack="inflated-count" attack-scale={scale}') for scale in (1.0, 50.0)
+    )
+    one, other = (read_csv(folder, "clients.csv") for folder in attacked)
+    told = "sample counts are no weights" in capsys.readouterr().out
+    assert (one == other) == told == (method != "fedavg" and model == "cnn")

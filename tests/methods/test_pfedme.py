@@ -273,3 +273,26 @@ def test_a_newcomer_predicts_with_theta_after_a_round_from_w(rehearsal):
     found = arrays_of(made.model)
     _, thetas = algorithm_1(run, 2, 4, 3, eta=0.03, eta_p=0.05, lambda_=10.0)
     close(found, thetas[-1])
+
+
+def test_the_shared_model_is_scored_with_the_clients_own_batchnorms_of_it(tiny_npz):
+    """With `bn-local` their scales and shifts stay on the client, and theta_i's are others."""
+    options = laid_over(
+        tiny_npz, f'{BASE} strategy="pfedme" model="lenet5" bn-local=true lr=0.3 pfedme.lambda=5.0'
+        " batch-size=8 local-epochs=3 num-rounds=4",
+    )  # fmt: skip
+    expected = []
+
+    class Noting(PFedMeClient):
+        def before_scoring(self, plan):
+            expected.append(float(self.score(self.test_data).loss))
+            done = super().before_scoring(plan)
+            assert float(self.score(self.test_data).loss) != expected[-1]
+            found.append(self.shared.loss)
+            return done
+
+    found = []
+    run = rehearse(PFedMe, Noting, options)
+    trained(run)
+    run.evaluate(client=0)
+    assert found == expected and len(found) == 1
