@@ -78,7 +78,7 @@ def clients_in(path: Path, column: str) -> int:
     with needed(str(path)):
         from fedapps.data.forms.frames import frames_of  # loads pandas
 
-    (frame,) = frames_of([path], [column], [column])
+    (frame,) = frames_of([path], [column], [column], {})
     return int(frame[column].nunique()) if column in frame else 0
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, some
 from fedapps.data.forms.form import Where
-from fedapps.data.forms.frames import holds_texts
+from fedapps.data.forms.frames import holds_texts, stripped
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
@@ -72,11 +72,6 @@ def numbers(values: pd.Series) -> np.ndarray:
     plain = values.astype(object) if holds_texts(values) else values
     found = pd.to_numeric(plain, errors="coerce")
     return found.to_numpy(np.float64, na_value=np.nan)
-
-
-def stripped(values: pd.Series) -> np.ndarray:
-    """Return a column as `composed` texts [N] without the blanks around them."""
-    return values.astype(str).str.strip().map(composed, na_action="ignore").to_numpy(object)
 
 
 def are_numbers(values: pd.Series) -> bool:

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from fedapps.data.forms.form import File, kind_of
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
-UNKNOWN = ["?"]  # as the archives of the UCI write it; pandas knows NA, NaN, null and empty cells
+MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
+
+Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Rows:
     place: np.ndarray  # int64 [N]
 
     @classmethod
-    def of(cls, frames: Sequence[pd.DataFrame], files: Sequence[File]) -> "Rows":
-        """Join the tables of `files`; raises `RunError` if their columns differ."""
+    def of(cls, frames: Sequence[pd.DataFrame], files: Sequence[File], kept: Kept) -> "Rows":
+        """Join the tables of `files`; raises `RunError` if their columns differ.
+
+        Texts that stand for a missing value (`MISSING`) are missing, unless they are `kept`.
+        """
         for file, frame in zip(files, frames, strict=True):
             if lost := set(frames[0]).symmetric_difference(frame):
                 there = f"{files[0].path.name} has {some([*frames[0]])}"
@@ -38,7 +43,7 @@ class Rows:
                 raise RunError(f"{file.path}: column {name} is not in all files; {there}")
         sizes = [len(frame) for frame in frames]
         place = np.concatenate([np.arange(size) for size in sizes])
-        whole = pd.concat(_one_kind(frames), ignore_index=True)
+        whole = _with_gaps(pd.concat(_one_kind(frames), ignore_index=True), kept)
         return cls(whole, files, np.repeat(np.arange(len(files)), sizes), place)
 
     def where(self, row: int) -> str:
@@ -65,6 +70,25 @@ def holds_texts(values: pd.Series) -> bool:
     return not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values))
 
 
+def stripped(values: pd.Series) -> np.ndarray:
+    """Return a column as `composed` texts [N] without the blanks around them."""
+    return values.astype(str).str.strip().map(composed, na_action="ignore").to_numpy(object)
+
+
+def _gaps(name: str, kept: Kept) -> list[str]:
+    """Return the texts that stand for a missing value in a column."""
+    return [text for text in MISSING if text not in kept.get(name, ())]
+
+
+def _with_gaps(frame: pd.DataFrame, kept: Kept) -> pd.DataFrame:
+    """Return a table in which nothing stands for a missing value in columns of texts."""
+    for name in [name for name in frame if holds_texts(frame[name])]:
+        gap = frame[name].astype(str).str.strip().isin(_gaps(str(name), kept))
+        if gap.any():
+            frame = frame.assign(**{str(name): frame[name].mask(gap)})
+    return frame
+
+
 def _one_kind(frames: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
     """Make whole numbers of truth values in columns that hold numbers in another table."""
     for name in frames[0]:
@@ -79,17 +103,18 @@ def _one_kind(frames: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
 
 
 def frames_of(
-    paths: Sequence[Path], texts: Collection[str], named: Collection[str]
+    paths: Sequence[Path], texts: Collection[str], named: Collection[str], kept: Kept
 ) -> list[pd.DataFrame]:
     """Read files that belong together; the columns `texts` are texts, so that 001 stays 001.
 
     So is a column that holds texts in one of the files. An index of a .parquet is a column if the
-    run has `named` it. Raises `RunError` for a file that is broken or empty.
+    run has `named` it. Texts that are `kept` are not missing. Raises `RunError` for a file that is
+    broken or empty.
     """
-    frames = [_frame(path, texts, named) for path in paths]
+    frames = [_frame(path, texts, named, kept) for path in paths]
     mixed = {str(name) for frame in frames for name in frame if holds_texts(frame[name])}
     if any(name in mixed and not holds_texts(frame[name]) for frame in frames for name in frame):
-        return [_frame(path, {*texts, *mixed}, named) for path in paths]
+        return [_frame(path, {*texts, *mixed}, named, kept) for path in paths]
     return frames
 
 
@@ -108,10 +133,10 @@ def whole_with_gaps(frame: pd.DataFrame, schema: Any) -> pd.DataFrame:
     return frame.astype(kinds)
 
 
-def _frame(path: Path, texts: Collection[str], named: Collection[str]) -> pd.DataFrame:
+def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kept) -> pd.DataFrame:
     try:
         if _is_csv(path):
-            frame = _csv(path, texts)
+            frame = _csv(path, texts, kept)
         elif kind_of(path) == ".parquet":
             from pyarrow import parquet
 
@@ -136,8 +161,9 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str]) -> pd.Dat
     return frame.rename(columns=lambda name: composed(str(name).strip()))
 
 
-def _csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
-    head = pd.read_csv(path, header=None, nrows=1, dtype=str, skipinitialspace=True)
+def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
+    as_written: dict[str, Any] = {"keep_default_na": False, "skipinitialspace": True}
+    head = pd.read_csv(path, header=None, nrows=1, dtype=str, na_values=[""], **as_written)
     names = head.iloc[0].str.strip()
     if names.duplicated().any():
         raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
@@ -145,13 +171,14 @@ def _csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
     pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
     plain = [name for name in head.iloc[0].dropna() if composed(name.strip()) in texts]
+    gaps: Any = {place: _gaps(composed(str(name)), kept) for place, name in enumerate(names)}
     frame = pd.read_csv(
         path,
-        na_values=UNKNOWN,
-        skipinitialspace=True,
+        na_values=gaps,
         dtype=dict.fromkeys(plain, str),
         dtype_backend="numpy_nullable",  # whole numbers stay such beside missing values
         low_memory=False,  # otherwise, parts of a column can be of different kinds
+        **as_written,
     )
     for name in plain:  # a number is the same with blanks around it
         frame[name] = frame[name].str.replace(_NUMBER, r"\1", regex=True)

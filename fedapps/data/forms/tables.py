@@ -1,6 +1,6 @@
 """Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedapps.core.words import did_you_mean, number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
-from fedapps.data.forms.frames import Rows, frames_of, holds_texts
+from fedapps.data.forms.frames import Kept, Rows, frames_of, holds_texts, stripped
 from fedapps.data.forms.windows import cut, gone
 from fedapps.data.spec import CURE, FILLS
 
@@ -30,21 +30,29 @@ def read(files: Sequence[File], form: Form) -> Found:
 def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     """Read the files; codes of clients, of categories and of classes of the run stay texts."""
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
-    rule = columns.parsed(form.columns) if form.columns else []
-    texts = {form.client_column, *(column.name for column in rule if column.texts)}
-    frames = frames_of(paths, texts, named)
+    kept = _kept(form, form.targets)
+    texts = {form.client_column, *_kept(form, ())}
+    frames = frames_of(paths, texts, named, kept)
     if form.names == tuple(map(str, range(len(form.names)))):
         return frames
     targets = {*_target_columns(frames[0], files, form)}
-    written = frames_of(paths, texts | targets, named)
+    kept = _kept(form, targets)
+    written = frames_of(paths, texts | targets, named, kept)
     found = {word for each in written for name in targets & {*each} for word in each[name].dropna()}
     return written if found <= {*form.names} else frames  # otherwise, they are numbers of classes
 
 
+def _kept(form: Form, targets: Iterable[str]) -> Kept:
+    """Return by column the texts that the run names, in its rule of the inputs or as classes."""
+    rule = columns.parsed(form.columns) if form.columns else []
+    of_inputs = {column.name: column.texts for column in rule if column.texts}
+    return of_inputs | (dict.fromkeys(targets, form.names) if form.names else {})
+
+
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
     """Read tables that are in memory; `files` say where each is from."""
-    rows = Rows.of(frames, files)
-    targets = _target_columns(rows.frame, files, form)
+    targets = _target_columns(frames[0], files, form)
+    rows = Rows.of(frames, files, _kept(form, targets))
     if form.client_column in targets:
         raise RunError(
             f'client-column = "{form.client_column}": is the target, too (target-column)'
@@ -133,8 +141,9 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
 def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
     """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
     chosen = columns.parsed(rule)
-    texts = [column.name for column in chosen if column.texts]
-    rows = Rows.of(frames_of([path], texts, [column.name for column in chosen]), [File(path)])
+    kept = _kept(Form(columns=rule), ())
+    frames = frames_of([path], [*kept], [column.name for column in chosen], kept)
+    rows = Rows.of(frames, [File(path)], kept)
     values = columns.encoded(rows.frame, chosen, rows.where).astype(np.float32)
     if len(shape) < 2:
         return values
@@ -224,7 +233,7 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
         if form.numbers or (not form.names and columns.are_numbers(frame[name])):
             told = "targets are texts; the run needs numbers (task)"
             raise MisfitError(str(columns.no_number(frame[name], name, rows.where)), told)
-        return class_numbers(columns.stripped(frame[name]), form.names, rows.where)
+        return class_numbers(stripped(frame[name]), form.names, rows.where)
     whole = len(names) == 1 and pd.api.types.is_integer_dtype(frame[names[0]])
     values = frame.to_numpy(np.int64 if whole and not form.numbers else np.float64)
     if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):

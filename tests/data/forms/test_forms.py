@@ -650,3 +650,36 @@ class TestDatasets:
         }).save_to_disk(tmp_path / "d")  # fmt: skip
         data = load(str(tmp_path / "d"), "", Form(target_column="y"))
         same(data, series.astype(np.float32), targets, None, 6)
+
+
+CELLS = ["None", "null", "x", "", "NA", "?", "NaN", " x "]
+
+
+def test_what_stands_for_a_missing_value_is_the_same_in_every_kind_of_file(tmp_path):
+    """A category or class that is called None, or null, is one; pandas takes it for missing."""
+    table = pd.DataFrame({"drug": CELLS, "dose": range(8), "ill": ["None", "null"] * 4})
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["drug,dose,ill", *(f"{a},{b},{c}" for a, b, c in table.to_numpy())]), "utf-8"
+    )
+    table.to_parquet(tmp_path / "t.parquet")
+    for missing, rows in (("mean", range(8)), ("drop", (0, 1, 2, 7))):
+        one, other = (
+            load(str(tmp_path / name), "", Form(target_column="ill", missing=missing))
+            for name in ("t.csv", "t.parquet")
+        )
+        assert one.names == other.names == ("None", "null")
+        assert one.columns == other.columns == "drug=None|null|x,dose"
+        for mine, theirs in zip(tensors(one), tensors(other), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert tensors(one)[1].tolist() == [row % 2 for row in rows]
+    expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    np.testing.assert_array_equal(tensors(one)[0][:, :3], expected)
+    with pytest.raises(RunError, match=r"column drug .*row 4|line 5.* drug"):
+        load(str(tmp_path / "t.csv"), "", Form(target_column="ill"))
+
+
+def test_a_text_that_the_run_names_is_not_missing(tmp_path):
+    (tmp_path / "t.csv").write_text("drug,ill\nNA,0\nx,1\n?,0\n", "utf-8")
+    form = Form(columns="drug=NA|x", target_column="ill", missing="drop")
+    inputs, targets = tensors(load(str(tmp_path / "t.csv"), "", form))
+    assert inputs.tolist() == [[1, 0], [0, 1]] and targets.tolist() == [0, 1]
