@@ -142,6 +142,13 @@ class Device(NodeConfig):
                 log.warning("client %s: its data have changed since the run began", self.client)
                 store = replace(store, other_data=True)
         else:
+            drawn = space.dataset.num_train == len(space.dataset.target_values)
+            if drawn and before and before.data not in ("", now.data):
+                log.warning(
+                    "client %s: its data have changed since its last run, and samples that it is"
+                    " scored on now may have been trained on then; give it a test part of its own",
+                    self.client,
+                )
             self._begin(replace(store, owner=""), settings.client_state)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store
@@ -222,7 +229,10 @@ def _make_workspace(settings: Settings, device: Device) -> Workspace:
     form = data.Form.of(settings, settings.names)
     own = data.of_device(device.data, *specs_of_devices(settings), form)
     run = initial.own(settings, device.state_dir)
-    return Workspace(run, RunData(run, own, device.client))
+    space = Workspace(run, RunData(run, own, device.client))
+    for note in [*own.told, *space.population.told]:  # which can hold values: only here
+        log.info("note: %s", note)
+    return space
 
 
 def device_workspace(settings: Settings, device: Device) -> Workspace:

@@ -11,7 +11,7 @@ from PIL import Image
 from fedapps import data
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.data.spec import image_spec, label_spec
+from fedapps.data.spec import Spec, image_spec, label_spec
 from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import unpack_hello
 from tests.device.helpers import RUN, put
@@ -194,3 +194,41 @@ def test_a_device_runs_no_file_that_the_settings_of_another_run_name(
     with pytest.raises(RunError, match=r'it has its own data, which needs dataset = "device"'):
         device_workspace(settings, Device.of(nodes[0]))
     assert not trace.exists()
+
+
+def test_a_device_cuts_windows_at_the_same_places_as_a_simulation(tmp_path):
+    """At those where the rows of another person begin, although all are one client's here."""
+    who = ["anna"] * 30 + ["ben"] * 30
+    lines = [f"{row},{name},{row % 2 * 0}" for row, name in enumerate(who)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["a,person,label", *lines]), "utf-8")
+    form = data.Form(
+        target_column="label", client_column="person", columns="a", window=20, names=("0", "1")
+    )
+    simulated = data.load(str(path), "~", form)
+    own = data.of_device(path, Spec((20, 1)), label_spec(2), form)
+    assert own.groups is None and len(simulated.groups) == 2
+    for one, other in zip(own.tensors(np.arange(2)), simulated.tensors(np.arange(2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one(
+    nodes, tmp_path, make_npz, capsys, device_run
+):
+    """Only its own log says it. A second run finds the state of a run that had other data."""
+    path = tmp_path / "own.csv"
+    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
+    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(40)]
+    keys = (
+        'strategy="fedper" model="mlp" input-shape="4" missing="drop" target-column="label"'
+        ' columns="x0,x1,x2,x3" num-rounds=1'
+    )
+    for node in nodes:
+        node["data"] = str(path)
+    path.write_text("\n".join([head, *rows, ",,,,1"]), "utf-8")
+    device_run(keys)
+    told = capsys.readouterr().out
+    assert "note: 1 of 41 rows" in told and "its data have changed" not in told
+    path.write_text("\n".join([head, *rows, *rows[:5]]), "utf-8")
+    device_run(keys)
+    assert "warning: client 0: its data have changed since its last run" in capsys.readouterr().out

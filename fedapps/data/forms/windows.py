@@ -45,10 +45,11 @@ def cut(
         told[0] += f"; {unused} of {number(len(targets), 'row')} are in no window"
     if short := sum(last - first < size for first, last in spans):
         told[0] += f"; {short} of {len(spans)} stretches with one label are shorter, left out"
-    if step < size and not any(each.part for each in files):
+    if step < size:
         told += [
-            "windows overlap, so test samples share rows with training samples; to score honestly,"
-            " set no window-step, or give train and test files"
+            "windows overlap, so samples that are drawn for a test (split=merged, or without a test"
+            " part) or for a validation part share rows with training samples; to score honestly,"
+            " set no window-step, or use split=official with train and test files"
         ]
     return samples, told
 
