@@ -195,8 +195,12 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     space = Workspace(settings, RunData(settings, declared))
     if about.client is None:
         return space.model
-    module: nn.Module = registry.client_class(settings.strategy)(space, about.client, {}).module()
-    return module
+    try:
+        made: BaseClient = registry.client_class(settings.strategy)(space, about.client, {})
+    except RunError as error:  # of the data, of which there are none here
+        what = f"clients/{settings.strategy}.py: setup uses samples; use them in another hook"
+        raise RunError(what) from error
+    return made.module()
 
 
 def _check_inputs(about: ModelMetadata) -> None:
