@@ -23,13 +23,16 @@ import signal
 import sys
 import time
 import tomllib
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from io import BytesIO, StringIO
 from logging import ERROR
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
+from zipfile import ZipFile
 
 import msgspec
 import numpy as np
@@ -138,11 +141,21 @@ class Process:
             return False
 
     def install(self, given: Any) -> Path:
-        """Install the app of a message, as Flower does, unless it is there; return its folder."""
+        """Install the app of a message, unless all of it is there; return its folder.
+
+        Flower takes any folder for a whole app, so it installs beside it; others may do so at once.
+        """
         run, fab = given.run, given.fab
         folder: Path = self.flower.get_project_dir(run.fab_id, run.fab_version, fab.hash_str)
-        if not folder.exists():
-            self.flower.install_from_fab(fab.content, skip_prompt=True)
+        if fab.content and not is_whole(folder, fab.content):  # none: this one's forerunner had it
+            folder.mkdir(parents=True, exist_ok=True)
+            beside = TemporaryDirectory(prefix=".install-", dir=folder.parent)
+            with beside as path, redirect_stdout(StringIO()):  # Flower prints this path
+                made = self.flower.install_from_fab(fab.content, Path(path), skip_prompt=True)
+                for file in filter(Path.is_file, [*made.rglob("*")]):
+                    target = folder / file.relative_to(made)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    file.replace(target)
         return folder
 
     def answer(self, api: Api) -> None:
@@ -190,6 +203,14 @@ class Process:
             self.say(Said(problem=ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))))
         os.close(reads)
         return True
+
+
+def is_whole(folder: Path, fab: bytes) -> bool:
+    """Tell whether a folder has each file of an app (a zip file) as it is in it."""
+    with ZipFile(BytesIO(fab)) as app, suppress(OSError):  # a file is missing
+        names = [name for name in app.namelist() if not name.startswith(".info/")]  # not installed
+        return all((folder / name).read_bytes() == app.read(name) for name in names)
+    return False
 
 
 def ended(status: int) -> str:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -197,6 +198,38 @@ def test_flower_hears_of_a_message_that_takes_long(node, monkeypatch):
     monkeypatch.setattr(node.state, "create_task", lambda **a: made.append(create(**a)) or made[-1])
     node.ask(fab_of(FACTS))  # it takes long to load the libraries
     assert set(beats) == set(made) and len(made) == 1 < len(beats)
+
+
+# Flower copies the files of an app; while `full` is there, the disk is full in the middle of one.
+FULL = """
+import errno, os, pathlib, shutil
+copy, full = shutil.copy2, pathlib.Path({full!r})
+
+def copy2(source, target, **how):
+    if str(source).endswith("/code.py") and full.exists():
+        pathlib.Path(target).write_bytes(pathlib.Path(source).read_bytes()[:40])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return copy(source, target, **how)
+
+shutil.copy2 = copy2
+"""
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_install_that_was_cut_off_is_done_again(node, stays, tmp_path, monkeypatch):
+    """The disk was full in the middle of it, or, later, the power went before all was written."""
+    full, fab = tmp_path / "full", fab_of(FACTS, stays, part="")
+    *python, code = answering.WARM
+    monkeypatch.setattr(answering, "WARM", (*python, FULL.format(full=str(full)) + code))
+    full.touch()
+    assert "No space left" in node.ask(fab)
+    full.unlink()
+    assert node.ask(fab)["count"] == 1
+    (folder,) = (tmp_path / "home" / "apps").iterdir()
+    for run, damage in enumerate([Path.unlink, lambda path: path.write_bytes(b"")], 2):
+        damage(folder / "code.py")
+        assert node.ask(fab, run)["count"] == 1
+    assert {path.name for path in folder.iterdir()} >= {"code.py", "part.py", "pyproject.toml"}
 
 
 def test_a_supernode_keeps_no_task_of_a_message_that_is_answered(node, monkeypatch):
