@@ -8,8 +8,7 @@ a resumed run could go back to are kept.
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_whole, writing
 from fedapps.models.layers import as_stored
 
 VERSIONS = 2  # at least this many versions of each client's state are kept
@@ -66,11 +65,16 @@ class ClientStore:
         """Return the round of the newest intact state before `round_` (or `NONE`), and the state.
 
         A file that is truncated or altered, or that another client or round wrote, is skipped; the
-        caller then gets an older version.
+        caller then gets an older version. Raises `RunError` if one is there, but cannot be read.
         """
         for version in sorted((v for v in self._versions() if v < round_), reverse=True):
-            with suppress(OSError, SafetensorError, ValueError):
-                return version, _read(self._path(version), self._written_by(version))
+            path = self._path(version)
+            try:
+                return version, _read(path, self._written_by(version))
+            except (FileNotFoundError, SafetensorError, ValueError):  # deleted since, or damaged
+                continue
+            except OSError as error:
+                raise RunError(f"cannot read {path}: {error.strerror or error}") from error
         return NONE, {}
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
@@ -88,27 +92,25 @@ class ClientStore:
         oldest = kept[-VERSIONS:][0]
         if self.needed != NONE:
             oldest = min(oldest, max((v for v in kept if v <= self.needed), default=kept[0]))
-        for version in (v for v in kept if v < oldest):
-            self._path(version).unlink(missing_ok=True)
+        self._delete(v for v in kept if v < oldest)
 
     def roll_back(self, round_: int) -> None:
         """Delete the versions that were written after `round_`: the run goes on from there."""
-        for version in (v for v in self._versions() if v > round_):
-            self._path(version).unlink(missing_ok=True)
+        self._delete(v for v in self._versions() if v > round_)
 
     def begin(self, from_newest: bool) -> int | None:
         """Begin a new run: delete all versions, or keep the newest as the state before round 1.
 
         Return the round of the newest version that was found (`EARLIER_RUN` if it was taken over
-        from an earlier run itself), or None if there was none.
+        from an earlier run itself), or None if there was none. Raises `RunError`, and deletes
+        nothing, if a version cannot be read.
         """
         found, _ = self.load_version(sys.maxsize)  # a damaged one must not replace an intact one
         newest = None if found == NONE else found
-        for version in self._versions():
-            if version != newest or not from_newest:
-                self._path(version).unlink(missing_ok=True)
+        self._delete(v for v in self._versions() if v != newest or not from_newest)
         if newest is not None and from_newest:
-            self._path(newest).replace(self._path(EARLIER_RUN))
+            with writing(self.folder):
+                self._path(newest).replace(self._path(EARLIER_RUN))
         return newest
 
     def advice(self, round_: int) -> str:
@@ -122,7 +124,7 @@ class ClientStore:
         """Save the model of a client that has just been personalized; only devices do so."""
 
     def make(self) -> Path:
-        """Make the folder in the run directory; raises `RunError` if that does not exist."""
+        """Make the folder in the run directory; raises `RunError` if that is not possible."""
         above = 2 if self.folder.parents[1].name == CLIENTS else 1  # folders between the two
         run = self.folder.parents[above]
         if not run.is_dir():
@@ -131,12 +133,19 @@ class ClientStore:
                 "on storage that all machines share"
             )
         for folder in (*reversed(self.folder.parents[:above]), self.folder):
-            folder.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
+            with writing(folder):
+                folder.mkdir(mode=0o700, exist_ok=True)  # personal layers are private
         return self.folder
 
     def _versions(self) -> list[int]:
         paths = self.folder.glob("round-*.safetensors")
-        return [int(path.stem.removeprefix("round-")) for path in paths]
+        numbers = (path.stem.removeprefix("round-") for path in paths)
+        return [int(number) for number in numbers if number.isdecimal()]  # others are no versions
+
+    def _delete(self, versions: Iterable[int]) -> None:
+        with writing(self.folder):
+            for version in versions:
+                self._path(version).unlink(missing_ok=True)
 
     def _written_by(self, version: int) -> str:
         """Return what a version's file says about who wrote it; "" if that is not known.
@@ -154,6 +163,7 @@ def _read(path: Path, writer: str) -> dict[str, Tensor]:
 
     The same holds if it says that somebody else than the `writer` wrote it.
     """
+    path.open("rb").close()  # safe_open says of a file that it may not read that there is none
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
         digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")

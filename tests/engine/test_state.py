@@ -1,10 +1,12 @@
 """The client store: each round sees what was written before it, whole, or nothing."""
 
+import errno
 import os
 import re
 import resource
 import stat
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +185,58 @@ def test_of_a_broken_file_nothing_is_taken(store):
     path = store.folder / "round-000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert store.load_version(2) == (state.NONE, {})
+
+
+def test_what_may_not_be_read_is_not_deleted(store, monkeypatch):
+    """To read it again later costs nothing; to train on without it, or to delete it, does."""
+    store.save(1, number(1))
+    store.save(2, number(2))
+    newest, opened = store.folder / "round-000002.safetensors", Path.open
+
+    def refused(path, *how, **more):
+        if path == newest:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *how, **more)
+
+    before = {path: path.read_bytes() for path in store.folder.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refused)
+        begin, load = store.begin, store.load_version
+        for ask in (lambda: begin(True), lambda: begin(False), lambda: load(3)):
+            with pytest.raises(RunError, match=f"^cannot read {newest}: Permission denied$"):
+                ask()
+        assert store.load_version(2) == (1, number(1))
+    assert {path: path.read_bytes() for path in store.folder.iterdir()} == before
+    assert store.load_version(3) == (2, number(2))
+
+
+def test_what_only_looks_like_a_version_is_left_alone(store):
+    """Services that copy files between machines leave such names."""
+    copy = "round-000002 (conflicted copy).safetensors"
+    for round_ in (1, 2, 3):
+        store.save(round_, number(round_))
+        (store.folder / copy).write_bytes(b"")
+    store.roll_back(2)
+    assert store.load_version(9) == (2, number(2))
+    assert store.begin(from_newest=True) == 2
+    assert names(store) == ["round-000000.safetensors", copy]
+
+
+def test_a_disk_that_takes_no_folder_or_deletes_nothing_is_a_line(store, monkeypatch):
+    def refused(path, *how, **more):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    store.folder.parents[1].mkdir(exist_ok=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refused)
+        with pytest.raises(RunError, match=f"^cannot write {store.folder.parent}: Read-only"):
+            store.save(1, number(1))
+    for round_ in (1, 2):
+        store.save(round_, number(round_))
+    monkeypatch.setattr(Path, "unlink", refused)
+    for delete in (lambda: store.save(3, number(3)), lambda: store.roll_back(1)):
+        with pytest.raises(RunError, match=f"^cannot write {store.folder}: Read-only"):
+            delete()
 
 
 # The state folder of a device ---------------------------------------------------------------------
