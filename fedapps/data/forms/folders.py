@@ -9,6 +9,7 @@
 With `target-column`, folders name clients, and each row has its own target.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from fedapps.data.forms.form import (
 from fedapps.data.pictures import grayed, mode_of, pictures_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
+LOST = "lost+found"  # a folder of the file system's own, which only root may enter
 
 
 def read(folder: Path, form: Form) -> Found:
@@ -55,15 +57,11 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     """List the data files of a folder, sorted, with what their places say; and tell of others.
 
     The innermost folder is a class, unless folders `are_clients`. Hidden files and those of another
-    kind (a README) do not count.
+    kind (a README) do not count. Raises `RunError` if a folder cannot be listed.
     """
     kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(TABLES, "tables")}
     kinds[".npz"] = ".npz files"
-    everything = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if not any(part[0] == "." for part in path.relative_to(folder).parts)
-    ]
+    everything = _everything(folder)
     found = [path for path in everything if kind_of(path) in kinds]
     if not found:
         raise RunError(f"{folder}: holds no {', '.join(kinds)} files")
@@ -81,6 +79,19 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     others = [path for path in everything if kind_of(path) not in kinds and path.is_file()]
     others = [path for path in others if beside or path.parent != folder]
     return files, _left_out(folder, others, [end for end in kinds if kinds[end] in by_kind])
+
+
+def _everything(folder: Path) -> list[Path]:
+    """Return what is below a folder, sorted, without what is hidden."""
+
+    def refuse(error: OSError) -> None:
+        raise RunError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    found: list[Path] = []
+    for path, inner, names in os.walk(folder, onerror=refuse):  # rglob leaves out what is closed
+        inner[:] = [name for name in inner if name[0] != "." and name != LOST]
+        found += [Path(path, name) for name in (*inner, *names) if name[0] != "."]
+    return sorted(found)
 
 
 def _left_out(folder: Path, others: Sequence[Path], read: Sequence[str]) -> list[str]:

@@ -1,10 +1,13 @@
 """Own data in other forms than .npz: sample for sample the same as an .npz written by NumPy."""
 
+import errno
+import os
 import re
 import struct
 import zlib
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -311,6 +314,27 @@ def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted
         f"{tmp_path}/cat/0.png is gray, so all pictures become gray: 3 of 5 lose their colors;"
         " save this one as RGB to keep them",
     )
+
+
+def test_a_folder_that_may_not_be_read_is_refused_and_not_left_out(frame, tmp_path, monkeypatch):
+    for who in ("anna", "ben"):
+        (tmp_path / who).mkdir()
+        frame.to_csv(tmp_path / who / "rows.csv", index=False)
+    for name in (".hidden", "lost+found"):  # the system's own
+        (tmp_path / name).mkdir()
+    closed, listed = [tmp_path / ".hidden", tmp_path / "lost+found"], os.scandir
+
+    def scandir(path):
+        if Path(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    form = Form(target_column="ill")
+    assert {*load(str(tmp_path), "", form).groups} == {"anna", "ben"}
+    closed.append(tmp_path / "ben")
+    with pytest.raises(RunError, match=rf"^{tmp_path}/ben: cannot be read \(Permission denied\)$"):
+        load(str(tmp_path), "", form)
 
 
 def huge() -> bytes:
