@@ -217,4 +217,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _echo(line: str) -> None:
-    print(line if sys.stdout.isatty() else _ANSI.sub("", line), flush=True)
+    with log.expendable():
+        print(line if sys.stdout.isatty() else _ANSI.sub("", line), flush=True)

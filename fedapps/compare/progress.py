@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Self
 
 from rich import progress as bars
-from rich.console import Console
 
 from fedapps.compare.grid import Point
+from fedapps.core import log
 from fedapps.core.words import number
 from fedapps.report import directory
 from fedapps.report.about import task_of
+from fedapps.report.console import Console
 from fedapps.report.units import clock
 
 MINUTE = 60.0  # seconds between lines if there is no terminal
@@ -51,7 +52,7 @@ class Progress:
         """Print how many runs there are, and how many of them are done already."""
         self.total, done = total, total - len(self.todo)
         before = f", {done} of them done before" if done else ""
-        self.console.print(f"{number(total, 'run')} in {self.folder}{before}")
+        self._print(f"{number(total, 'run')} in {self.folder}{before}")
         self.all = self.bars.add_task("all", total=total, completed=done, left="")
 
     def end(self, point: Point, error: str) -> None:
@@ -62,7 +63,7 @@ class Progress:
         done = self.total - len(self.todo) + len(self.ended)
         how = f"failed: {error}" if error else _score(self.folder / point.name)
         self.bars.update(self.all, completed=done)
-        self.console.print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
+        self._print(f"{done}/{self.total} {point.label}: {how}{self._left()}")
 
     def look(self) -> None:
         """Show how far the runs are: with bars on a terminal, otherwise with a line per minute."""
@@ -91,7 +92,11 @@ class Progress:
         ]
         if rounds:
             done = self.total - len(on)
-            self.console.print(f"{done}/{self.total} done, {', '.join(rounds)}{self._left()}")
+            self._print(f"{done}/{self.total} done, {', '.join(rounds)}{self._left()}")
+
+    def _print(self, line: str) -> None:
+        with log.expendable():
+            self.console.print(line)
 
     def _left(self) -> str:
         """Estimate the time left, as if all rounds took equally long; "" if it is not known."""

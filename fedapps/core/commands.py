@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from fedapps.core import log
-from fedapps.core.errors import RunError, missing
+from fedapps.core.errors import RunError, missing, refused
 
 INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 
@@ -43,26 +43,42 @@ def execute(
 ) -> int:
     """Parse the arguments, run the command, and return its exit status.
 
-    If `arguments` is None, the arguments of the process are parsed. A `RunError` is printed as one
-    line. If a `KeyboardInterrupt` carries a text, the text is printed.
+    If `arguments` is None, the arguments of the process are parsed. A `RunError`, and what the
+    system refuses, is printed as one line. If a `KeyboardInterrupt` carries a text, the text is
+    printed.
     """
     parser = Parser(
         prog=prog, description=description, formatter_class=Paragraphs, allow_abbrev=False
     )
     add_arguments(parser)
+    log.open_closed()
     log.writable(sys.stdout)  # what a run prints at its end must not be lost
     try:
-        return run(parser.parse_args(arguments))
+        return _ended(run(parser.parse_args(arguments)))
     except RunError as error:
-        sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _ended(1, str(error))
     except ModuleNotFoundError as error:  # a device has not all packages
         if (error.name or "").startswith("fedapps"):
             raise
-        print(f"error: {prog}: {missing(error)}", file=sys.stderr)
-        return 1
+        return _ended(1, f"{prog}: {missing(error)}")
+    except OSError as error:
+        if not (line := refused(error)):
+            raise
+        return _ended(1, line)
     except KeyboardInterrupt as stop:
         if str(stop):
             print(stop, file=sys.stderr)
         return INTERRUPTED
+
+
+def _ended(status: int, line: str = "") -> int:
+    """Print the line of an error, and return the exit status: 1 if what was printed is lost."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        log.drop_output()
+        if not isinstance(error, BrokenPipeError):  # its reader has not asked for less
+            status, line = status or 1, f"standard output: {error.strerror or error}"
+    if line:
+        print(f"error: {line}", file=sys.stderr)
+    return status

@@ -1,6 +1,8 @@
 """Errors that end a run: each is one line that says what is wrong and what to do."""
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord
@@ -45,6 +47,20 @@ def one_line(text: str) -> str:
 def named(error: BaseException) -> str:
     """Return the type of an error and its text, like `one_line`."""
     return f"{type(error).__name__}: {one_line(str(error))}"
+
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
+_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
+
+
+def refused(error: OSError) -> str:
+    """Say in one line what the system refuses of a path or a disk; "" for an error of another kind.
+
+    A disk that is full is not always named.
+    """
+    if error.filename is not None and error.errno in _DISK | _PATH:
+        return str(RunError(f"{os.fsdecode(error.filename)}: {error.strerror}"))  # printable
+    return str(error.strerror) if error.errno in _DISK else ""
 
 
 _PIP_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # modules that pip knows by other names

@@ -43,6 +43,34 @@ def writable(stream: TextIO) -> TextIO:
     return stream
 
 
+def open_closed() -> None:
+    """Open the standard streams that are closed, so that no file gets their places."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # it takes the first free place
+        os.set_inheritable(null, True)
+    os.close(null)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def drop_output() -> None:
+    """Let standard output go nowhere from now on: its reader has gone, or its disk is full."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)
+
+
+@contextmanager
+def expendable() -> Iterator[None]:
+    """Drop what is printed in this context, and all output after it, if it cannot be written.
+
+    So what is on its way goes on. All that is printed so is also in a file.
+    """
+    try:
+        yield
+    except OSError:
+        drop_output()
+
+
 class _Lines(logging.Formatter):
     """Formats a record: its text, after `warning: ` or `error: ` if it has such a level."""
 
@@ -68,8 +96,8 @@ class _Stdout(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print nothing more if the reader has gone, as with `| head`; log.txt has all lines."""
-        if isinstance(sys.exc_info()[1], BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(sys.exc_info()[1], OSError):
+            drop_output()
         else:
             super().handleError(record)
 

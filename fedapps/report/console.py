@@ -2,9 +2,18 @@
 
 import sys
 
-from rich.console import Console
+from rich import console as rich
 
+from fedapps.core import log
 from fedapps.report.units import LINE_WIDTH
+
+
+class Console(rich.Console):
+    """Prints nothing more if the reader has gone; rich would end the process instead."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on: what is on its way must not be lost."""
+        log.drop_output()
 
 
 def console() -> Console:

@@ -131,7 +131,8 @@ def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Colum
     table.add_column(overflow="fold")
     for label, value in _table_rows(summary, settings, columns):
         table.add_row(label, readable(value, screen))
-    screen.print(table)
+    with log.expendable():
+        screen.print(table)
 
 
 def _table_rows(

@@ -5,7 +5,9 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.replies import unpack_reply
+from tests.support import ROOT
 
 # As Flower 1.41 gives it to the server when a process of Ray's was killed.
 KILLED = (
@@ -156,16 +159,97 @@ def test_a_dead_worker_is_a_line_with_what_to_do():
     refuse_dead_workers(4, [Failure(1, "no luck")])
 
 
-def test_lines_whose_reader_has_gone_are_dropped_without_a_word():
+WAYS = {  # of printing what is of no use without a reader, and lasts elsewhere
+    "log": "from fedapps.core.log import info as tell",
+    "launch": "from fedapps.launch import _echo as tell",
+    "sweep": """
+        from pathlib import Path
+        from fedapps.compare.progress import Progress
+        progress = Progress(Path("x"), []).__enter__()
+        tell = lambda line: progress._print(line)
+    """,
+    "summary": """
+        from fedapps.core.config import parse, read
+        from fedapps.report import summary
+        settings = read(parse([]))
+        summary._table_rows = lambda line, *_: [(line, "x" * 70)] * 50
+        tell = lambda line: summary.print_summary(line, settings, None)
+    """,
+}
+PIPED = {"stderr": subprocess.PIPE, "text": True}
+
+
+def python(program, stdout, *words):
+    """Start a program, whose lines can be indented, in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *words]
+    env = os.environ | {"PYTHONUNBUFFERED": ""}  # otherwise, print itself fails
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=stdout, **PIPED)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lines_whose_reader_has_gone_are_dropped_without_a_word(way):
     """As in `fedapps serial | head -1`: the run goes on, and log.txt has all lines."""
     program = (
-        "import sys; from fedapps.core import log\n"
-        "for number in range(20000): log.info(f'line {number}')\n"
-        "print('the end'); sys.stdout.flush(); print('done', file=sys.stderr)"
+        "import sys\n"
+        + textwrap.dedent(WAYS[way])
+        + textwrap.dedent("""
+        for number in range(2000): tell(f'line {number:100}')
+        print('the end'); sys.stdout.flush(); print('done', file=sys.stderr)
+    """)
     )
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", program], **pipe) as process:
-        assert process.stdout.readline() == "line 0\n"
+    with python(program, subprocess.PIPE) as process:
+        assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == "done\n"
+    assert process.returncode == 0
+
+
+FULL = Path("/dev/full")  # a device of Linux that takes nothing
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has it")
+@pytest.mark.parametrize("way", WAYS)
+def test_lines_that_a_full_disk_does_not_take_are_dropped_without_a_word(way):
+    program = f"import sys\n{textwrap.dedent(WAYS[way])}\ntell('a'); tell('b')\nsys.exit(7)"
+    with FULL.open("w") as full, python(program, full) as process:
+        assert process.stderr.read() == ""
+    assert process.returncode == 7
+
+
+PRINTS = """
+    import os, sys
+    from fedapps.core import commands
+    def run(_):
+        assert os.open(os.devnull, os.O_RDONLY) > 2, "a file in the place of a stream"
+        print("what was asked for")
+        return 0
+    sys.exit(commands.execute("x", None, lambda _: None, run, []))
+"""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has it")
+def test_a_result_that_a_full_disk_does_not_take_is_an_error():
+    with FULL.open("w") as full, python(PRINTS, full) as process:
+        assert process.stderr.read() == "error: standard output: No space left on device\n"
+    assert process.returncode == 1
+
+
+def test_a_result_that_nobody_reads_is_none():
+    with python(PRINTS, subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "0 1", "0 1 2"])
+def test_streams_can_be_closed(closed):
+    """As in `fedapps serial >&-`, or in a service that closes them."""
+    program = """
+        import os, sys
+        for stream in sys.argv[2].split(): os.close(int(stream))
+        os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+    """
+    with python(program, subprocess.PIPE, textwrap.dedent(PRINTS), closed) as process:
+        assert process.stdout.read() == ("" if "1" in closed else "what was asked for\n")
+        assert process.stderr.read() == ""
     assert process.returncode == 0
