@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedapps import serial
 from fedapps.core import config, keywords, options
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, refused
 from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
@@ -42,7 +42,10 @@ _HTML = """\
 
 
 def _plainly(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function raise its `RunError` without the frames and causes that led to it."""
+    """Let a function raise its `RunError` without the frames and causes that led to it.
+
+    What the system refuses, such as a folder that one may not enter, is a `RunError`, too.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,6 +53,10 @@ def _plainly(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except RunError as error:
             problem = RunError(str(error).replace("--client ", "client "))
+        except OSError as error:
+            if not (line := refused(error)):
+                raise
+            problem = RunError(line)
         raise problem
 
     return call

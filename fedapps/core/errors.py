@@ -56,11 +56,12 @@ _PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELO
 def refused(error: OSError) -> str:
     """Say in one line what the system refuses of a path or a disk; "" for an error of another kind.
 
-    A disk that is full is not always named.
+    A disk that is full is not always named, and Python misses "a usable temporary directory" then.
     """
     if error.filename is not None and error.errno in _DISK | _PATH:
         return str(RunError(f"{os.fsdecode(error.filename)}: {error.strerror}"))  # printable
-    return str(error.strerror) if error.errno in _DISK else ""
+    unnamed = error.filename is None and error.errno in _DISK | {errno.ENOENT}
+    return str(error.strerror) if unnamed else ""
 
 
 _PIP_NAMES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # modules that pip knows by other names
