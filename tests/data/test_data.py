@@ -424,6 +424,35 @@ def test_downloads_of_gray_images(tmp_path, monkeypatch, name, cls, classes):
     assert {file.name for file in tmp_path.iterdir()} == {f"{name}.npz", ".lock"}
 
 
+def test_an_extraction_that_was_cut_off_is_done_again(tmp_path, monkeypatch):
+    """As by a full disk, or Ctrl-C; torchvision's own code reads the files, which are made here."""
+    from torchvision.datasets import mnist
+
+    def idx(values):
+        sizes = [value.to_bytes(4, "big") for value in values.shape]
+        return bytes([0, 0, 8, values.ndim]) + b"".join(sizes) + values.tobytes()
+
+    def extract(url, download_root, filename, md5):
+        n = TRAIN if "train" in filename else TEST
+        labels = "labels" in filename
+        values = np.arange(n) if labels else np.arange(n * 784).reshape(n, 28, 28)
+        path = Path(download_root) / filename.removesuffix(".gz")
+        path.write_bytes(idx(values.astype(np.uint8))[: None if whole else 100])
+        if not whole:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mnist, "download_and_extract_archive", extract)
+    whole = False
+    assert "No space left on device" in message("mnist", str(tmp_path))
+    (cut,) = (tmp_path / "MNIST" / "raw").iterdir()
+    for name, _ in mnist.MNIST.resources:  # torchvision takes what is there for whole
+        (cut.parent / name.removesuffix(".gz")).write_bytes(cut.read_bytes())
+    whole = True
+    opened = load("mnist", str(tmp_path))
+    assert opened.labels.tolist() == [*range(TRAIN), *range(TEST)]
+    assert {file.name for file in tmp_path.iterdir()} == {"MNIST", "mnist.npz", ".lock"}
+
+
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_downloads_of_cifar(tmp_path, monkeypatch, name, classes):
     def cifar(options):

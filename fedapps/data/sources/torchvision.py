@@ -4,6 +4,7 @@ Two choices are ours, because the papers do not state them: SVHN is without `ext
 `byclass` (62 classes).
 """
 
+import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,15 +20,25 @@ def _download(
 ) -> Arrays:
     """Download a data set with torchvision's class `cls`, which knows addresses and checksums.
 
-    `train` and `test` are the class's options for the two sets.
+    `train` and `test` are the class's options for the two sets. If what is in the folder cannot be
+    read, it is downloaded again: MNIST and its kind take a file that was cut off for the whole.
     """
+
+    def made(folder: Path) -> list[Any]:
+        kind = getattr(torchvision.datasets, cls)
+        return [kind(root=folder, download=True, **options) for options in (train, test)]
+
     with downloading(name, root):
         import torchvision
 
-        sets = [
-            getattr(torchvision.datasets, cls)(root=root, download=True, **options)
-            for options in (train, test)
-        ]
+        was_there = (root / cls / "raw").is_dir()
+        try:
+            sets = made(root)
+        except Exception:
+            if not was_there:
+                raise
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                sets = made(Path(folder))
     (train_images, train_labels), (test_images, test_labels) = map(_images_and_labels, sets)
     return named_arrays(train_images, train_labels, test_images, test_labels)
 
