@@ -5,6 +5,7 @@ python -m fedapps export DIR --output model.pt2
 
 import importlib.util
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,15 @@ def _safetensors(model: Personalized, path: Path) -> None:
 
 def _program(model: Personalized, path: Path) -> None:
     batch = {"inputs": {0: torch.export.Dim("batch")}}
-    with path.open("wb") as file, warnings.catch_warnings():
+    saved = BytesIO()  # if torch itself cannot write a file, it ends the process
+    with warnings.catch_warnings():
         # a GRU notes its weights again while it is traced, and they are the same
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
         # channels-last weights are a problem only if they are not on the CPU, and ours are
         warnings.filterwarnings("ignore", "No complete tensor found")
         program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
-        torch.export.save(program, file)  # given a name, it demands a suffix of its own
+        torch.export.save(program, saved)
+    path.write_bytes(saved.getbuffer())
 
 
 def _onnx(model: Personalized, path: Path) -> None:

@@ -1,6 +1,7 @@
 """A device's personalized model, used outside of runs."""
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +208,18 @@ def test_export_round_trips(trained, tmp_path):
     assert arrays.keys() == model.module.state_dict().keys()
     for key, value in model.module.state_dict().items():
         np.testing.assert_array_equal(arrays[key], value.numpy())
+
+
+def test_a_program_that_the_disk_does_not_take_is_a_line(trained, tmp_path):
+    """Its file may not grow so far; a full disk says so with another reason."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**10, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"^cannot write .*model\.pt2: File too large$"):
+            exporting.export(trained[0], tmp_path / "model.pt2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.glob("*.pt2*")]
 
 
 def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
