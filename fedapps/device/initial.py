@@ -37,10 +37,11 @@ def keep(settings: Settings, sent: SignedModel | None, state_dir: Path, key: Pat
             raise RunError("initial-model: this device does not have the one of this run any more")
         return
     signing.check(sent, key, "initial-model")
-    write_whole(copy(settings, state_dir), sent.content, durable=True)
+    mine = copy(settings, state_dir)
+    write_whole(mine, sent.content, durable=True)
     with suppress(OSError):  # another process has removed one
-        found = sorted(state_dir.glob(FILES), key=lambda path: path.stat().st_mtime_ns)
-        for path in found[:-KEPT]:
+        others = {*state_dir.glob(FILES)} - {mine}  # the clock can be behind that of their times
+        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - KEPT]:
             path.unlink()
 
 

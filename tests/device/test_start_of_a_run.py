@@ -1,5 +1,6 @@
 """What a device takes anew at the start of each run: its data, and the initial model."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_runs_with_other_initial_models_can_take_turns_on_a_device(flat_config, 
     assert "does not have the one of this run any more" in device.hello(keys["a"]).problem
     assert not device.hello(keys["a"], sent("a")).problem
     assert [scale(name) for name in "ac"] == [{1.0}, {3.0}]
+    assert len([*device.state_dir.glob("initial-model*")]) == 2
+    for path in device.state_dir.glob("initial-model*"):
+        os.utime(path, (2**33, 2**33))  # the clock has gone back since
+    assert not device.hello(keys["b"], sent("b")).problem
+    assert scale("b") == {2.0}
     assert len([*device.state_dir.glob("initial-model*")]) == 2
 
 
