@@ -158,6 +158,7 @@ def _reporting(
         progress = resume.restore(folder, rounds)
         federation.check(folder)  # before the results of a finished run are taken away
         report = Report.reopen(folder, settings, flat, progress, space.task)
+        rounds.recovery.goes_on(folder)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 

@@ -38,6 +38,7 @@ class Recovery:
     done: int = 0
     best: Best = field(default_factory=Best)
     best_if_longer: Best | None = None  # as in a checkpoint
+    outdated: bool = False  # whether the round in best/ was scored as the last only
     versions: StateVersions = field(default_factory=StateVersions)
     failures: FailureCounts = field(default_factory=FailureCounts)
 
@@ -52,7 +53,10 @@ class Recovery:
         return 0 if self.ended else self.settings.num_rounds - self.done
 
     def restore(self, run: Path, found: Checkpoint, strategy: BaseStrategy) -> None:
-        """Restore a checkpoint; raises `RunError` if it belongs to another model."""
+        """Restore a checkpoint; raises `RunError` if it belongs to another model.
+
+        It changes no file: the run can still be refused.
+        """
         if found.progress.source != strategy.workspace.resident.source:
             path = self.settings.initial_model
             raise RunError(f'initial-model = "{path}": the file is not what the run began with')
@@ -81,13 +85,18 @@ class Recovery:
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
         if found.progress.best_if_longer and self.done < self.settings.num_rounds:
-            if self.settings.keep_best and self.best.round == self.done:
-                shutil.rmtree(run / directory.BEST, ignore_errors=True)
+            self.outdated = self.settings.keep_best and self.best.round == self.done
             self.best = found.progress.best_if_longer
         self.failures = found.progress.failures
-        if self.settings.keep_best and self.best.round and not (run / directory.BEST).exists():
+        kept = (run / directory.BEST).exists() and not self.outdated
+        if self.settings.keep_best and self.best.round and not kept:
             so_far = f"round {self.best.round} is the best so far, but was not kept"
             log.warning(f"keep-best: {so_far}; best/ will be written at the next better round")
+
+    def goes_on(self, run: Path) -> None:
+        """Remove what a longer run does not have, now that nothing refuses to resume it."""
+        if self.outdated:
+            shutil.rmtree(run / directory.BEST, ignore_errors=True)
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
         """Save the count of releases before a round, because a repeated round releases twice."""

@@ -27,6 +27,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.engine import again, best, checkpoint, store
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
+from fedapps.engine.federation import Federation
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
 from fedapps.engine.rounds import Rounds
@@ -749,7 +750,9 @@ def test_patience_ends_a_run_which_only_more_of_it_extends(serial_run, scored, c
     assert differences(longer, ended) == []
 
 
-def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(serial_run, scored, capsys):
+def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(
+    serial_run, scored, capsys, monkeypatch
+):
     """Of five rounds, the fifth is evaluated as the last only, and would be the best."""
     scored(None, 0.5, None, 0.6, 0.9, 0.4, None, 0.3, None, 0.2)
     options = f"num-rounds={{}} evaluate-every=2 patience=2 keep-best=true {VALIDATION}"
@@ -759,6 +762,16 @@ def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(serial_r
     capsys.readouterr()
     resumed(folder, "num-rounds=5")
     assert checkpoint.load(folder).progress.best == Best(0.9, 5)
+    kept = {path: path.read_bytes() for path in (folder / "best").rglob("*") if path.is_file()}
+
+    def refuse(*_):
+        raise RunError("beyond its budget")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="beyond its budget"):
+        patch.setattr(Federation, "check", refuse)
+        resumed(folder, "num-rounds=10")
+    assert {path: path.read_bytes() for path in kept if path.exists()} == kept
+    capsys.readouterr()
     resumed(folder, "num-rounds=10")
     assert "round 4 is the best so far, but was not kept" in capsys.readouterr().out
     found = [checkpoint.load(run).progress for run in (longer, folder)]
