@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from fedapps.core import log
 from fedapps.core.commands import execute
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_resume, add_run_config, chosen, parse_option
@@ -170,7 +171,9 @@ def run(options: argparse.Namespace) -> int:
         nodes = devices(options.node_config)
         run_config = absolute(config.parse(chosen(options)))
         nodes_and_more = (options.num_supernodes, nodes, options.keep_going)
-        print(run_serial(run_config, *nodes_and_more, workers=options.workers))
+        folder = run_serial(run_config, *nodes_and_more, workers=options.workers)
+        with log.expendable():
+            print(folder)
     except KeyboardInterrupt as stop:  # its text says what has been written
         raise KeyboardInterrupt(str(stop) or "interrupted, nothing was written") from None
     return 0

@@ -160,10 +160,14 @@ def test_a_dead_worker_is_a_line_with_what_to_do():
 
 
 WAYS = {  # of printing what is of no use without a reader, and lasts elsewhere
-    "log": "from fedapps.core.log import info as tell",
-    "launch": "from fedapps.launch import _echo as tell",
+    "log": "from fedapps.core.log import info as tell\n",
+    "launch": "from fedapps.launch import _echo as tell\n",
+    "serial": """
+        from fedapps import serial
+        serial.run_serial = lambda *_, **how: Path("runs") / ("x" * 100)
+        tell = lambda _: serial.main([])
+    """,
     "sweep": """
-        from pathlib import Path
         from fedapps.compare.progress import Progress
         progress = Progress(Path("x"), []).__enter__()
         tell = lambda line: progress._print(line)
@@ -179,10 +183,10 @@ WAYS = {  # of printing what is of no use without a reader, and lasts elsewhere
 PIPED = {"stderr": subprocess.PIPE, "text": True}
 
 
-def python(program, stdout, *words):
+def python(program, stdout, *words, unbuffered=""):
     """Start a program, whose lines can be indented, in a process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(program), *words]
-    env = os.environ | {"PYTHONUNBUFFERED": ""}  # otherwise, print itself fails
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}  # with it, print itself fails
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=stdout, **PIPED)
 
 
@@ -190,14 +194,14 @@ def python(program, stdout, *words):
 def test_lines_whose_reader_has_gone_are_dropped_without_a_word(way):
     """As in `fedapps serial | head -1`: the run goes on, and log.txt has all lines."""
     program = (
-        "import sys\n"
+        "import sys\nfrom pathlib import Path\n"
         + textwrap.dedent(WAYS[way])
         + textwrap.dedent("""
         for number in range(2000): tell(f'line {number:100}')
         print('the end'); sys.stdout.flush(); print('done', file=sys.stderr)
     """)
     )
-    with python(program, subprocess.PIPE) as process:
+    with python(program, subprocess.PIPE, unbuffered="1") as process:
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == "done\n"
@@ -210,8 +214,9 @@ FULL = Path("/dev/full")  # a device of Linux that takes nothing
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has it")
 @pytest.mark.parametrize("way", WAYS)
 def test_lines_that_a_full_disk_does_not_take_are_dropped_without_a_word(way):
-    program = f"import sys\n{textwrap.dedent(WAYS[way])}\ntell('a'); tell('b')\nsys.exit(7)"
-    with FULL.open("w") as full, python(program, full) as process:
+    program = "import sys\nfrom pathlib import Path\n" + textwrap.dedent(WAYS[way])
+    program += "tell('a'); tell('b')\nsys.exit(7)"
+    with FULL.open("w") as full, python(program, full, unbuffered="1") as process:
         assert process.stderr.read() == ""
     assert process.returncode == 7
 
