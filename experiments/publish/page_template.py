@@ -68,8 +68,8 @@ published. Figures are in percent; <i>±</i> is half of the 95 % interval over s
 {{ done }} runs (scale: {{ scales }}). Figures are those of the last round unless the reading
 says <i>best</i> or <i>last 10</i>. A training that diverged has no figures: <i>1 diverged</i>
 is a seed without any. No setting was chosen on test data: settings are those of the papers, or
-were fixed beforehand, or were chosen on validation samples of seed 0 (where other seeds draw the
-split anew, they test on some of these, too; so do all rows). Twice we widened the search for
+were fixed beforehand, or were chosen on validation samples of seed 0. Where other seeds draw the
+split anew, all rows test on some of these, too. Twice we widened the search for
 settings after we had seen test figures, for all rows alike (digits, and clipping by sample);
 their pages in docs/results say so.</p>
 <nav>{% if counts %}<a href="#claims">Claims</a>{% endif %}
