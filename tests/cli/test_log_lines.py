@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +22,7 @@ from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.replies import unpack_reply
 from tests.support import ROOT
+from tests.support.marks import FULL, FULL_DISK
 
 # As Flower 1.41 gives it to the server when a process of Ray's was killed.
 KILLED = (
@@ -208,10 +208,7 @@ def test_lines_whose_reader_has_gone_are_dropped_without_a_word(way):
     assert process.returncode == 0
 
 
-FULL = Path("/dev/full")  # a device of Linux that takes nothing
-
-
-@pytest.mark.skipif(not FULL.exists(), reason="only Linux has it")
+@FULL_DISK
 @pytest.mark.parametrize("way", WAYS)
 def test_lines_that_a_full_disk_does_not_take_are_dropped_without_a_word(way):
     program = "import sys\nfrom pathlib import Path\n" + textwrap.dedent(WAYS[way])
@@ -232,7 +229,7 @@ PRINTS = """
 """
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="only Linux has it")
+@FULL_DISK
 def test_a_result_that_a_full_disk_does_not_take_is_an_error():
     with FULL.open("w") as full, python(PRINTS, full) as process:
         assert process.stderr.read() == "error: standard output: No space left on device\n"

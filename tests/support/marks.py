@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ THOROUGH = partial(pytest.param, marks=pytest.mark.thorough)
 LONG = partial(pytest.param, marks=pytest.mark.long)
 # `fedapps serial --workers 2` is refused on other systems.
 WORKERS = pytest.mark.skipif(sys.platform != "linux", reason="2026-11-26: workers need Linux")
+FULL = Path("/dev/full")  # a device that takes nothing
+FULL_DISK = pytest.mark.skipif(not FULL.exists(), reason="2026-11-28: only Linux has /dev/full")
 
 
 def extra(module: str):
