@@ -8,6 +8,7 @@ in their own stores.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +47,11 @@ class Best(msgspec.Struct, frozen=True):
     since: int = 0
 
     def after(self, round_: int, score: float, metric: Metric) -> "Best":
-        """Return the best round after one more evaluation; if two are equal, the earlier one."""
-        if not self.round or metric.is_better(score, self.score):
+        """Return the best round after one more evaluation; if two are equal, the earlier one.
+
+        A score that is not finite, which a checkpoint cannot hold, is never the best.
+        """
+        if math.isfinite(score) and (not self.round or metric.is_better(score, self.score)):
             return Best(score, round_)
         return msgspec.structs.replace(self, since=self.since + 1)
 

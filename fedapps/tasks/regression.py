@@ -12,6 +12,10 @@ from fedapps.tasks.metric import Counts, Metric
 from fedapps.tasks.task import Task, floats
 
 ROUNDING = 1e-6  # relative; sums of squares and of magnitudes are rounded separately
+# Differences of float32 numbers have such magnitudes (those from a mean can be half as small), so
+# that no metric, and no mean of metrics, is infinite.
+LARGEST = 2 * float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal) / 4
 
 
 def mae(counts: Counts) -> tuple[float, float]:
@@ -117,11 +121,11 @@ class Regression(Task):
         values, absolute, squared = (counts[n][0] for n in ("values", "absolute", "squared"))
         if not values or values % samples:
             raise ValueError(f"values = {values:g}: must be a multiple of {samples}")
-        root = math.sqrt(squared)  # the squares of large errors would be infinite
-        if absolute > root * math.sqrt(values) * (1 + ROUNDING):
+        for name in ("squared", "spread"):
+            total = counts[name][0]
+            if total > values * LARGEST**2 or 0 < total < SMALLEST**2:
+                raise ValueError(f"{name} = {total:g}: no float32 numbers give it")
+        if absolute**2 > squared * values * (1 + ROUNDING):
             raise ValueError(f"absolute = {absolute:g}: too large for squared = {squared:g}")
-        if absolute * (1 + ROUNDING) < root:
+        if absolute**2 * (1 + ROUNDING) < squared:
             raise ValueError(f"absolute = {absolute:g}: too small for squared = {squared:g}")
-        spread = counts["spread"][0]
-        if spread and math.isinf(float(squared) / float(spread)):  # R2 would be -inf
-            raise ValueError(f"spread = {spread:g}: too small for squared = {squared:g}")

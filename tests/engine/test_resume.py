@@ -789,6 +789,15 @@ def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv
     assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
 
 
+@pytest.mark.parametrize("worst", [float("-inf"), float("inf"), float("nan")])
+def test_a_score_that_is_not_finite_is_no_best_and_costs_no_checkpoint(worst, serial_run, scored):
+    """JSON, in which a checkpoint keeps the best score, has no number for it."""
+    scored(worst, 0.5, worst)
+    folder = serial_run(f"num-rounds=3 keep-best=true {VALIDATION}")
+    best = checkpoint.load(folder).progress.best
+    assert (best.round, best.score, best.since) == (2, 0.5, 1)
+
+
 def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):
     scored(0.5, 0.9, 0.1, 0.95, 0.2)
     folder = serial_run("num-rounds=3", VALIDATION)

@@ -128,15 +128,28 @@ def test_counts_that_cannot_be_are_refused(name, changed):
 
 @pytest.mark.parametrize("counts", [
     {"absolute": 3.0, "squared": 2.0, "spread": 5e-324},
+    {"absolute": 1e150 * 10**0.5, "squared": 1e300, "spread": 1e300 / 1.7e308},
     {"absolute": 1e308, "squared": 1.7e308, "spread": 1.0},
+    {"absolute": 3.0, "squared": 2.0, "spread": 1e300},
 ])  # fmt: skip
-def test_counts_of_a_regression_that_give_no_finite_metric_are_refused(counts):
-    """They would be sums of squares above the largest float, and an R2 of -infinity."""
-    task, whole = TASKS["regression"], {"values": np.array([10])}
-    with pytest.raises(ValueError, match=r"too (large|small) for squared"):
-        task.check_counts(whole | {key: np.array([v]) for key, v in counts.items()}, 10)
-    large = {"absolute": 1e154, "squared": 1e307, "spread": 1e307}  # whose squares are above it
-    task.check_counts(whole | {key: np.array([v]) for key, v in large.items()}, 10)
+def test_counts_that_make_a_mean_of_metrics_infinite_are_refused(counts):
+    """Of one client, or of several whose metrics are finite: no float32 numbers give them."""
+    with pytest.raises(ValueError, match="no float32 numbers give it"):
+        regression_counts(**counts)
+
+
+def test_counts_of_the_largest_and_smallest_numbers_are_those_of_a_regression():
+    most, least = torch.finfo(torch.float32).max, 2.0**-149
+    task, ends = TASKS["regression"], torch.tensor([[most], [-most]])
+    for output, target in ((-ends, ends), (ends * 0 + least, torch.tensor([[0.0], [least]]))):
+        counts = task.count(output, target)
+        task.check_counts(counts, 2)
+        assert np.isfinite([metric.of(counts) for metric in task.metrics]).all()
+
+
+def regression_counts(**counts):
+    whole = {key: np.array([value]) for key, value in {"values": 10, **counts}.items()}
+    TASKS["regression"].check_counts(whole, 10)
 
 
 @pytest.mark.parametrize("name", ["classification", "multilabel"])
