@@ -32,9 +32,10 @@ def of_device(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
 def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     names, shape = form.names, inputs.shape if inputs.image else ()
     classes = targets.is_whole and not targets.shape
-    cut_by = form.client_column if form.window and clients_in(path, form.client_column) else ""
-    form = replace(form, client_column=cut_by, shape=shape, names=names if classes else ())
-    found = replace(open_own(path, form), groups=None)  # all is one client's
+    column = form.client_column if form.window else ""
+    form = replace(form, client_column=column, one_client=True, shape=shape)
+    form = replace(form, names=names if classes else ())
+    found = replace(open_own(path, form), groups=None)
     if found.columns and not form.columns:
         rule = "which columns are the inputs must be the same on all devices; set columns"
         hint = f"{rule}: the device's own log proposes some"

@@ -4,6 +4,7 @@ import shutil
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from PIL import Image
@@ -15,6 +16,7 @@ from fedapps.data.spec import Spec, image_spec, label_spec
 from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import unpack_hello
 from tests.device.helpers import RUN, put
+from tests.support.marks import extra
 
 # The changed node-config of device 1, by what makes a file or folder of data, and what is said.
 BAD_NODES = {
@@ -210,6 +212,29 @@ def test_a_device_cuts_windows_at_the_same_places_as_a_simulation(tmp_path):
     assert own.groups is None and len(simulated.groups) == 2
     for one, other in zip(own.tensors(np.arange(2)), simulated.tensors(np.arange(2)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "datasets"])
+@pytest.mark.parametrize("column", ["person", ""])
+def test_data_of_any_kind_are_cut_where_another_person_begins(kind, column, tmp_path):
+    """A device whose table does not have the column has one person's rows."""
+    rows = {"a": range(60), "label": [0] * 60}
+    rows |= {column: ["anna"] * 30 + ["ben"] * 30} if column else {}
+    frame, path = pd.DataFrame(rows), tmp_path / "own"
+    if kind == "folder":
+        path.mkdir()
+        frame.to_csv(path / "train.csv", index=False)
+    elif kind == "parquet":
+        extra("pyarrow")
+        frame.to_parquet(path := tmp_path / "own.parquet")
+    else:
+        datasets = extra("datasets")
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_pandas(frame).save_to_disk(path)
+    form = data.Form("label", "person", "a", window=20, names=("0", "1"))
+    own = data.of_device(path, Spec((20, 1)), label_spec(2), form)
+    begin = own.tensors(np.arange(len(own.target_values)))[0][:, 0, 0].tolist()
+    assert begin == ([0, 30] if column else [0, 20, 40])
 
 
 def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one(

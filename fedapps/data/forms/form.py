@@ -29,7 +29,8 @@ class Form:
     `shape` is that of their images, [C, H, W].
 
     `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
-    With `numbers`, whole numbers among its targets are no labels.
+    With `numbers`, whole numbers among its targets are no labels. If all samples are those of
+    `one_client`, `client_column` need not be there, and only says where windows end.
     """
 
     target_column: str = ""
@@ -41,6 +42,7 @@ class Form:
     names: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     numbers: bool = False
+    one_client: bool = False
 
     @classmethod
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
@@ -60,6 +62,10 @@ class Form:
         """The same for a table with these columns, of which one can have a comma in its name."""
         whole = self.target_column.strip()
         return [whole] if whole in columns else self.targets
+
+    def client_in(self, columns: Container[str]) -> str:
+        """The column of the clients; "" if a table with these columns does not need one."""
+        return self.client_column if self.client_column in columns or not self.one_client else ""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         values = [_pixels(value, mode, place) for value, place in zip(values, where, strict=True)]
     sizes = [len(rows) for rows, _ in parts]
     groups = np.repeat([file.group for file in files], sizes)
-    if form.client_column:
-        groups = np.array([str(value) for rows, _ in parts for value in rows[form.client_column]])
+    if column := form.client_in(features):
+        groups = np.array([str(value) for rows, _ in parts for value in rows[column]])
     targets = np.concatenate([np.asarray(rows[target]) for rows, _ in parts])
     kinds = ("images", "labels") if pictures else ("inputs", "targets")
     found_arrays = (stacked([np.asarray(value) for value in values], where), targets)

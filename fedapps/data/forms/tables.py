@@ -59,7 +59,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         )
     everybody = _groups(rows, form)
     rows, told = _with_targets(rows, targets, form)
-    for name in filter(None, [form.client_column]):
+    for name in filter(None, [form.client_in(rows.frame)]):
         _demand(rows, name, "client-column")
     chosen = _inputs(rows, targets, form)
     inputs, more = _features(rows, chosen, form)
