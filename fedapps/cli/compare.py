@@ -1,9 +1,9 @@
 """Compare runs: print tables of their results and costs, draw their curves, write two CSV files.
 
-The results are those of the last evaluated round. Without --metric, they are those of the metric
-that leads in the runs. Runs that differ only in their seed form a group,
-which is shown as a mean and a standard deviation (n - 1). If groups have seeds in common, a further
-table shows their differences, computed seed by seed, with a paired t-test.
+The results are those of the last evaluated round, by the metric that leads in the runs, or by
+--metric. Runs that differ only in their seed form a group, which is shown as a mean and a standard
+deviation (n - 1). If groups have seeds in common, a further table shows their differences, computed
+seed by seed, with a paired t-test.
 
     fedapps compare ~/fedapps-runs/fedavg-* ~/fedapps-runs/fedper-*
     fedapps compare ~/fedapps-runs/sweep --output figures --format pdf

@@ -173,7 +173,7 @@ def of_pooled_values(space: Workspace) -> list[str]:
         return []
     return [
         f"{space.dataset.name}: values are scaled by mean and deviation over all clients, without"
-        " noise; epsilon does not cover these, and the model's files have them"
+        " noise; epsilon does not cover these, and exported models have them"
     ]
 
 
