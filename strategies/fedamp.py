@@ -44,8 +44,12 @@ class FedAMP(Mixing):
     exchanges = "everything"
     sends_its_model = False
     newcomers_train = True
-    weighs_by_count = False  # except in the mean that newcomers get
     options: Settings
+
+    @property
+    def weighs_by_count(self) -> bool:
+        """Only the mean that newcomers get has weights n_i; those of a mixture are xi_ij."""
+        return bool(self.settings.unseen_clients)
 
     @property
     def unused(self) -> tuple[str, ...]:

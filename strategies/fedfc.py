@@ -83,6 +83,11 @@ class FedFC(SplitStrategy):
         super().setup()
 
     @property
+    def weighs_by_count(self) -> bool:
+        """Copies of a layer have equal weights, unless `weighting` is "samples"."""
+        return self.options.weighting == "samples"
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """`slowest-limit` needs cuts that are chosen by speed, `statistics` BatchNorms."""
         by_speed = () if self.auto else ("fedfc.slowest-limit",)

@@ -53,7 +53,7 @@ class FedFomo(Mixing):
     sends_its_model = False
     unused = FINETUNING
     newcomers_train = True
-    weighs_by_count = False  # except in the mean that newcomers get
+    weighs_by_count = False
     by_pair = ("affinity",)
     in_eval_mode = ("validation",)
     options: Settings

@@ -56,8 +56,8 @@ class PFedHN(BaseStrategy):
 
     @property
     def weighs_by_count(self) -> bool:
-        """Only the mean of BatchNorm statistics has weights; that of the products is plain."""
-        return bool(self.layout.norms)
+        """Only means of what h does not make have weights: of BatchNorm statistics that travel."""
+        return len(self.layout.shared(self.plan(1, 0).download)) > len(self.keys())
 
     def setup(self) -> None:
         """Draw the hidden layers as torch does; the output layer gives the initial model."""

@@ -120,6 +120,11 @@ class LateMixing(WarmUp, KeepsLast):
 
     by_client: ClassVar[tuple[str, ...]] = (*WarmUp.by_client, *KeepsLast.by_client)
 
+    @property
+    def weighs_by_count(self) -> bool:
+        """Only the means of the warm-up, and those that newcomers get, have weights n_i."""
+        return self.warmup > 0 or bool(self.settings.unseen_clients)
+
     @abstractmethod
     def weights(self, client: int) -> np.ndarray:
         """Return the weights w [N] (float64) of all clients in the mixture of `client`."""

@@ -18,6 +18,7 @@ from fedapps.method.update import ClientUpdate
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 from strategies.fedavg import FedAvg
+from tests.support.methods import each_method, needed
 
 RUN = 'fraction-train=1.0 num-rounds=1 attackers=0.34 strategy="fedavg"'
 BAD = sorted(sample_attackers(0, range(6), 0.34))
@@ -267,21 +268,47 @@ def test_a_run_of_an_earlier_version_goes_on_with_a_share_that_is_nobody(
     assert checkpoint.rounds(folder)[-1] == 2
 
 
-WEIGHTLESS = [n for n in registry.names() if registry.strategy_class(n).weighs_by_count is False]
+# Of each kind one: a mean with weights; none; only for newcomers, only in a warm-up, only for
+# statistics that travel; if a key says so; nothing is uploaded.
+COUNTED = ("fedavg", "fedap", "fedamp", "fedfc", "local", "pfedhn", "scaffold")
+NEW, NO_WARMUP = 'unseen-clients="5"', "{0}.warmup=0.0"
+WEIGHING = [  # what decides, and whether counts are weights then
+    *[("fedamp", NEW, True), ("fedap", NEW, True), ("pfedhn", NEW, True), ("fedfomo", NEW, False)],
+    *[("fedap", NO_WARMUP, False), ("pfedsim", NO_WARMUP, False)],
+    *[("fedap", f"{NO_WARMUP} {NEW}", True), ("pfedsim", f"{NO_WARMUP} {NEW}", True)],
+    *[("pfedhn", 'bn-stats="local"', False), ("pfedhn", "bn-local=true", False)],
+    *[("pfedhn", 'model="cnn"', False), ("fedfc", 'fedfc.weighting="samples"', True)],
+]
 
 
-@pytest.mark.parametrize(
-    ("method", "model"),
-    [("fedavg", "cnn"), ("pfedhn", "lenet5"), *((n, "cnn") for n in ["pfedhn", *WEIGHTLESS])],
-)
+@pytest.mark.parametrize("method", each_method(usual=COUNTED))
 def test_an_inflated_count_has_an_effect_exactly_where_counts_are_weights(
-    method, model, serial_run, read_csv, capsys
+    method, counted_and_inflated
 ):
     """A method on which it has none would look robust, so a run says that it has none."""
-    run = f'strategy="{method}" fraction-train=1.0 num-rounds=2 attackers=0.34 model="{model}"'
-    attacked = (
-        serial_run(run, f'attack="inflated-count" attack-scale={scale}') for scale in (1.0, 50.0)
-    )
-    one, other = (read_csv(folder, "clients.csv") for folder in attacked)
-    told = "sample counts are no weights" in capsys.readouterr().out
-    assert (one == other) == told == (method != "fedavg" and model == "cnn")
+    changed, told = counted_and_inflated(method, "")
+    assert changed != told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "options", "weighs"), WEIGHING)
+def test_settings_decide_whether_counts_are_weights(method, options, weighs, counted_and_inflated):
+    assert counted_and_inflated(method, options.format(method)) == (weighs, not weighs)
+
+
+@pytest.fixture
+def counted_and_inflated(serial_run, capsys):
+    """Return whether an inflated count changes a score, and whether it is told to have no effect.
+
+    Scores are those of clients, and of newcomers.
+    """
+
+    def compared(method, options):
+        run = f'strategy="{method}" {needed(method)} fraction-train=1.0 local-epochs=2'
+        run += ' attackers=0.34 attack="inflated-count"'
+        one, other = (serial_run(run, f"attack-scale={scale}", options) for scale in (1.0, 50.0))
+        names = ["clients.csv", *(["unseen.csv"] if "unseen" in options else [])]
+        changed = any((one / name).read_bytes() != (other / name).read_bytes() for name in names)
+        return changed, 'attack = "inflated-count" has no effect on' in capsys.readouterr().out
+
+    return compared
