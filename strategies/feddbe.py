@@ -40,6 +40,7 @@ class FedDBE(BaseStrategy):
 
     citation = "Zhang et al. 2023"
     exchanges = "everything; once, mean features"
+    sends_its_model = False  # each client adds its own vector to the features
     needs_cut = True
     clips_by_sample = False
     unused = FINETUNING

@@ -50,7 +50,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
             check_training(s.model, strategy.workspace.model, strategy.workspace.dataset.inputs)
     _check_mean(strategy)
     if s.server_data and not strategy.sends_its_model:
-        raise RunError("server-data: no effect on this strategy; use 0")
+        why = "clients of this strategy do not train the server's model as it is"
+        raise RunError(f"server-data: {why}; use 0")
     if s.dataset == DEVICE and (strategy.needs_union or s.server_data):
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')

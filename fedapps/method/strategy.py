@@ -51,7 +51,7 @@ class StrategyHooks(Growing, Conversation, ABC):
     plots: ClassVar[tuple[EventPlot, ...]] = ()  # plots of its events
     final_phase: ClassVar[str] = ""  # name of a phase after the last round, for all clients
     clips_by_sample: ClassVar[bool] = True  # whether its steps work with clip-mode "sample"
-    sends_its_model: ClassVar[bool] = True  # whether clients get it; if not, no server-data
+    sends_its_model: ClassVar[bool] = True  # whether clients train it as it is; else no server-data
     least_loss: ClassVar[float] = 0.0  # lower bound of a sample's loss; -inf if there is none
     needs_union: ClassVar[bool] = False  # whether the server itself trains on all clients' data
     needs_norms: ClassVar[bool] = False  # whether models without BatchNorm are refused

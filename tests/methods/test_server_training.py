@@ -85,8 +85,9 @@ def test_server_data_leaves_what_clients_do_not_share(serial_run, read_model, wo
     for method in ("fedper", "fedrep", "fedbn"):
         with pytest.raises(RunError, match=r"server-data: clients train their own .+, so the"):
             serial_run(f'strategy="{method}" server-data=0.5 model="lenet5"')
-    for method in ("local", "fedfomo", "centralized", "pfedsim", "lgfedavg", "fedpac"):
-        with pytest.raises(RunError, match="server-data: no effect on this strategy"):
+    why = r"server-data: clients of this strategy do not train the server's model"
+    for method in ("local", "fedfomo", "centralized", "pfedsim", "lgfedavg", "fedpac", "feddbe"):
+        with pytest.raises(RunError, match=why):
             serial_run(f'strategy="{method}" server-data=0.5')
 
 
