@@ -41,11 +41,7 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     """Yield each key that nothing reads in a run, and the reason as the end of a sentence."""
     yield from _general(strategy.settings)
     yield from _of_data(strategy.settings, strategy.workspace.dataset)
-    if not strategy.layout.norms:
-        s = strategy.settings
-        what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
-        why = f'with model = "{s.model}", {what}'
-        yield from ((key, why) for key in ("bn-local", "bn-stats"))
+    yield from _of_norms(strategy)
     if not replaced(strategy, ["begin_round"]):
         why = f"on {strategy.settings.strategy}, whose clients need no channel"
         yield from ((key, why) for key in OF_CHANNEL)
@@ -68,6 +64,20 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     if not strategy.settings.finetune_epochs and not replaced(strategy, ["finetuning"]):
         yield from ((key, "with finetune-epochs = 0") for key in ("finetune-lr", "finetune-part"))
     yield from ((key, f"on {strategy.settings.strategy}") for key in strategy.unused)
+
+
+def _of_norms(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
+    """Yield the keys about BatchNorms without effect; where these stay, statistics do, too."""
+    s = strategy.settings
+    if not strategy.layout.norms:
+        what = "whose BatchNorms are frozen" if s.adapter_rank else "which has no BatchNorm"
+        yield from ((key, f'with model = "{s.model}", {what}') for key in ("bn-local", "bn-stats"))
+    elif s.bn_stats == "batch":
+        return
+    elif "bn-local" in strategy.unused:
+        yield "bn-stats", f"on {s.strategy}, whose BatchNorms never travel"
+    elif s.bn_local:
+        yield "bn-stats", "with bn-local = true"
 
 
 def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ OTHER = {  # values that are not the defaults
     "fedcmd.scaling": "none",
     "fedcmd.weighting": "uniform", "alpha": 0.3, "dirichlet-balance": False,
     "sizes": "0.5,0.2,0.2,0.1", "clip-history": 3, "clip-mode": "sample", "bn-local": True,
+    "bn-stats": "local",
     "fedfc.oversample-limit": 1, "sflv1.oversample-limit": 1, "sflv2.oversample-limit": 1,
     "presum": True, "server-lr": 0.5, "server-beta1": 0.5, "server-beta2": 0.5, "server-tau": 0.5,
     "robust-share": 0.1, "clip-radius": 0.5, "attack-scale": 2.0, "attack-z": 2.0, "attack": "none",
@@ -31,9 +32,16 @@ OTHER = {  # values that are not the defaults
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 INFLATED = 'attack="inflated-count" attackers=0.34 attack-scale=50.0 fraction-train=1.0'
+NORMS, NEWCOMER = 'model="lenet5"', 'num-clients=4 unseen-clients="3"'
 OWN = {  # settings of a method with which more of its keys have no effect
-    "fedavg": ['partitioner="iid" finetune-epochs=0 server-data=0.2', f'dp.mode="local" {QUIET}'],
-    "local": ["local.match-compute=true"],
+    "fedavg": [
+        'partitioner="iid" finetune-epochs=0 server-data=0.2',
+        f'dp.mode="local" {QUIET}',
+        f"{NORMS} bn-local=true",
+    ],
+    "local": ["local.match-compute=true", NORMS],
+    "fedproto": [NORMS],
+    "fedbn": [NEWCOMER],
     "fedper": [
         'server-optimizer="momentum" aggregation="median"',
         'server-optimizer="adagrad" aggregation="clipped" attack="sign-flip" attackers=0.34',
@@ -70,13 +78,15 @@ def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, 
     changed = " ".join(f"{key}={literal(OTHER[key])}" for key in sorted(keys))
     one, two = serial_run(*options), serial_run(*options, changed)
     assert untimed_rounds(one) == untimed_rounds(two), changed
-    for file in ("model.safetensors", "clients.csv"):
+    newcomers = ["unseen.csv"] if "unseen" in extra else []
+    for file in ("model.safetensors", "clients.csv", *newcomers):
         assert (one / file).read_bytes() == (two / file).read_bytes(), changed
 
 
 CONNECTION = "channel-nodes=3 join-timeout=5.0 step-timeout=5.0"
 ANYWAY = "evaluate-rounds = {} has no effect because these rounds are evaluated anyway"
 ALL = "over-selection = 0.5 has no effect with fraction-train = 1, which asks all clients"
+STAY = "whose BatchNorms never travel"
 PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
 
 
@@ -140,7 +150,16 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
         ("cosine", []), ("distance", ["fedamp.own-weight = 0.7 has no effect on fedamp"]),
       )),
     *((f'strategy="{method}" model="lenet5" bn-local=true', lines) for method, lines in (
-        ("fedavg", []), ("fedbn", ["bn-local = true has no effect on fedbn"]),
+        ("fedavg", []), *((name, [f"bn-local = true has no effect on {name}"])
+                          for name in ("fedbn", "fedproto", "local")),
+    )),
+    *((f'strategy="{method}" {NORMS} bn-stats="{value}"', lines) for method, value, lines in (
+        ("fedavg", "local", []), *((name, "batch", []) for name in ("fedbn", "fedproto", "local")),
+        *((name, "local", [f'bn-stats = "local" has no effect on {name}, {STAY}'])
+          for name in ("fedbn", "fedproto", "local")),
+    )),
+    *((f'{NORMS} bn-local=true bn-stats="{value}"', lines) for value, lines in (
+        ("batch", []), ("local", ['bn-stats = "local" has no effect with bn-local = true']),
     )),
     ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
     *(
