@@ -34,7 +34,7 @@ class SFLv1(SplitStrategy):
     part stands for all. It takes a step with the mean gradient of all clients that sent a batch in
     this iteration, a plain one (SplitFed weights them with n_k). Only its BatchNorm statistics
     differ from those of separate parts, because it sees the batches of all clients.
-    With "round", as in SplitFed's released code, the whole is FedAvg.
+    With "round" the whole is FedAvg, as in SplitFed's released code, whose means are plain.
     A newcomer gets the whole model, and fine-tunes it, as all clients do.
     """
 
