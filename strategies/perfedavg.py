@@ -25,7 +25,8 @@ class PerFedAvg(PlainMean):
     Symbols: N (n in the paper) `num-clients`, K `num-rounds`, r `fraction-train`,
     B `batch-size`, alpha `lr`, beta `outer-lr`, delta `delta`. A client takes meta steps for
     `local-epochs` epochs; `mode` chooses how the meta gradient is computed. The paper draws three
-    independent batches for a step; here, the last step of a round may use its first batches again.
+    independent batches for a step; here, the last step of a round may use its first batches again,
+    and a client with a single batch uses it three times.
     Clients personalize on training data; some libraries do it on test data. Every selected client
     counts the same in the mean.
     A newcomer takes its step from the meta model, as all clients do.
