@@ -122,10 +122,11 @@ class Federation:
         return before + privacy.releases()
 
     def _describe(self, report: Report) -> None:
-        """Write the manifest of the run's model."""
+        """Write the manifest of the run's model; with privacy, without the digest of the data."""
         path, about, delta = report.folder / directory.MODEL, report.about, self.settings.dp.delta
         total = self.figures(report)["epsilon_of_federation"]
         known = total is not None and math.isfinite(total)
+        exact = {"data"} if self.rounds.privacy.mechanism else set()
         manifest = Manifest(
             sha256=signing.digest(signing.read(path).content),
             run=about.id,
@@ -133,7 +134,7 @@ class Federation:
             round=self._now(report).round,
             epsilon=total if known else None,
             delta=delta if known else None,
-            fingerprints=about.fingerprints,
+            fingerprints={k: v for k, v in about.fingerprints.items() if k not in exact},
             versions=about.versions,
         )
         signing.write_manifest(path, manifest)

@@ -173,7 +173,8 @@ def of_pooled_values(space: Workspace) -> list[str]:
         return []
     return [
         f"{space.dataset.name}: values are scaled by mean and deviation over all clients, without"
-        " noise; epsilon does not cover these, and exported models have them"
+        " noise; epsilon does not cover these, and exported models have them; for real data, use"
+        " values that are scaled already, or devices"
     ]
 
 

@@ -188,7 +188,22 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, feder
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
     assert manifest["epsilon"] == pytest.approx(both) and manifest["delta"] == DELTA
-    assert manifest["fingerprints"].keys() == {"data", "code", "model"}
+    assert manifest["fingerprints"].keys() == {"code", "model"}
+
+
+def test_only_without_privacy_does_a_manifest_tell_whose_samples_they_were(
+    serial_run, tiny_npz, federation
+):
+    """A digest of exact samples lets others check a guess; the run directory has it in any case."""
+    known = {}
+    for mode in ("none", "local", "central"):
+        member = f'federation="{federation}-{mode}" dp.mode="{mode}"'
+        folder = serial_run(tiny_npz, DP, member, "num-rounds=1")
+        names = "model.manifest.json", "run.json"
+        known[mode] = [json.loads((folder / n).read_text())["fingerprints"] for n in names]
+    both, code = {"data", "code", "model"}, {"code", "model"}
+    found = {mode: [prints.keys() for prints in pair] for mode, pair in known.items()}
+    assert found == {"none": [both, both], "local": [code, both], "central": [code, both]}
 
 
 def test_a_run_beyond_the_budget_is_refused_before_it_begins(

@@ -676,9 +676,13 @@ def test_means_over_all_clients_are_not_private_and_a_run_says_so(mode, tmp_path
         return privacy.of_pooled_values(Workspace(config.read(config.parse([run, *keys]))))
 
     own = f'dataset="{tmp_path}/own.csv"'
-    assert "epsilon does not cover these" in told(own)[0]
+    (line,) = told(own)
+    assert "epsilon does not cover these" in line
+    assert line.endswith("; for real data, use values that are scaled already, or devices")
     assert not told(own, 'dp.mode="none"') and not told(own, "dp.noise-multiplier=0.0")
     assert not told(tiny_npz, 'model="cnn"')
+    devices = 'dataset="device" input-shape="2" task="regression"'
+    assert not told(devices)
 
 
 def table():
