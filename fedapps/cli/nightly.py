@@ -196,13 +196,13 @@ def _show(folder: Path) -> int:
         return 0
     for number, night in enumerate(book.runs, 1):
         signature = (folder / night.folder / MODEL).with_suffix(signing.SIGNATURE)
-        total = ledger.epsilon(book.runs[:number], night.delta)
+        alone, total = (ledger.guaranteed(r, night.delta) for r in ([night], book.runs[:number]))
         state = "signed" if signature.exists() else "unsigned"
         parent = book.run(night.parent)
         rows.append([
             Path(night.folder).name, night.started[:16].replace("T", " "), night.strategy,
             str(night.round), Path(parent.folder).name if parent else "-",
-            _said(night.epsilon), _said(total), state if night.finished else "not finished",
+            _said(alone), _said(total), state if night.finished else "not finished",
         ])  # fmt: skip
     titles = ("run", "began (UTC)", "method", "rounds", "from", "epsilon", "all so far", "model")
     show([Column(title) for title in titles], rows)
@@ -211,7 +211,7 @@ def _show(folder: Path) -> int:
 
 
 def _said(epsilon: float | None) -> str:
-    """Write an epsilon: `-` if no run has privacy, `inf` if it has no limit."""
+    """Write an epsilon: `-` if no run has secret noise, `inf` if it has no limit."""
     return "-" if epsilon is None else f"{epsilon:.4g}"
 
 

@@ -74,6 +74,11 @@ class PrivacySettings(MethodSettings, frozen=True):
         return 0.0 if self.mode == "none" else self.noise_multiplier
 
     @property
+    def protects(self) -> bool:
+        """Whether there is noise that nobody can compute from the seed, and then subtract."""
+        return bool(self.noise) and self.secret_noise
+
+    @property
     def suspicion(self) -> str:
         """Says that its noise may be why numbers get too large; empty without noise."""
         text = f"; the noise of dp.noise-multiplier = {self.noise:g} may be too much"

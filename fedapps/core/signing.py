@@ -32,7 +32,8 @@ MANIFEST, SIGNATURE = ".manifest.json", ".manifest.sig"  # instead of the model'
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is. `epsilon` is that of all runs so far; None if it has no limit, or no noise.
 
-    A model that comes from elsewhere has a `sha256`, and nothing else is known of it.
+    Noise from the seed counts as none. A model that comes from elsewhere has a `sha256`, and
+    nothing else is known of it.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

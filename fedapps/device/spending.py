@@ -93,5 +93,5 @@ def _check(dp: PrivacySettings, spent: Spent, budget: float) -> None:
 
 
 def _with_one_more(spent: Spent, dp: PrivacySettings) -> Spent:
-    noise = repr(dp.noise_multiplier if dp.secret_noise else 0.0)
+    noise = repr(dp.noise if dp.protects else 0.0)
     return Spent(spent.updates | {noise: spent.updates.get(noise, 0) + 1})

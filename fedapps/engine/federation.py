@@ -77,13 +77,13 @@ class Federation:
                 " from its model; fedapps nightly --roll-back starts one model earlier",
                 self._now(report).round,
             )
-        self._describe(report)
+        self._describe(report, self.folder)
 
     def figures(self, report: Report) -> dict[str, Any]:
         """Return what the summary of the run says about all runs of its federation."""
         if self.folder is None:
             return {}
-        runs = [*ledger.read(self.folder).others(self.night.run), self._now(report)]
+        runs = self._runs(report, self.folder)
         total = ledger.epsilon(runs, self.settings.dp.delta)
         return {"runs_of_federation": len(runs), "epsilon_of_federation": total}
 
@@ -104,6 +104,7 @@ class Federation:
             parent=parent,
             round=recovery.done,
             mechanism=privacy.mechanism,
+            seeded=bool(s.dp.noise) and not s.dp.protects,
             releases=self._releases() + recovery.left,
             delta=s.dp.delta,
         )
@@ -115,16 +116,20 @@ class Federation:
         done = {"round": report.last_round, "releases": self._releases(), "finished": finished}
         return msgspec.structs.replace(self.night, **done)
 
+    def _runs(self, report: Report, folder: Path) -> list[Night]:
+        """Return all runs of the federation in a folder, this one as it is now."""
+        return [*ledger.read(folder).others(self.night.run), self._now(report)]
+
     def _releases(self) -> int:
         """Return how many releases there were; a round is one from its begin, wherever it ends."""
         privacy = self.rounds.privacy
         before = 0 if privacy.mechanism else self.rounds.recovery.done  # which no mode has counted
         return before + privacy.releases()
 
-    def _describe(self, report: Report) -> None:
+    def _describe(self, report: Report, federation: Path) -> None:
         """Write the manifest of the run's model; with privacy, without the digest of the data."""
         path, about, delta = report.folder / directory.MODEL, report.about, self.settings.dp.delta
-        total = self.figures(report)["epsilon_of_federation"]
+        total = ledger.guaranteed(self._runs(report, federation), delta)
         known = total is not None and math.isfinite(total)
         exact = {"data"} if self.rounds.privacy.mechanism else set()
         manifest = Manifest(

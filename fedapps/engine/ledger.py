@@ -26,8 +26,9 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the ledger, of id `run`, which has its directory `folder`.
 
     It began with the model of the run `parent`, or of none. It has made so many `releases` of its
-    `mechanism`; a run without privacy has none, and its rounds are releases. `delta` is that of its
-    settings, `round` its last round.
+    `mechanism`; a run without privacy has none, and its rounds are releases. If its noise is
+    `seeded`, whoever knows the seed can subtract it. `delta` is that of its settings, `round` its
+    last round.
     """
 
     run: str
@@ -38,6 +39,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     finished: bool = False
     mechanism: Mechanism | None = None
+    seeded: bool = False
     releases: int = 0
     delta: float
 
@@ -45,6 +47,11 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     def epsilon(self) -> float | None:
         """The epsilon of this run alone; None without privacy."""
         return None if self.mechanism is None else epsilon([self], self.delta)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether something was released with noise."""
+        return self.mechanism is not None and bool(self.mechanism.noise and self.releases)
 
 
 class Ledger(msgspec.Struct, kw_only=True):
@@ -97,13 +104,23 @@ def editing(federation: Path) -> Iterator[Ledger]:
 def epsilon(runs: Sequence[Night], delta: float) -> float | None:
     """Return epsilon of all these runs together; None if none of them has privacy.
 
-    It is infinite if only some of them have. Raises `RunError` if their kinds do not add up.
+    Noise from the seed counts as if it were secret, so that budgets can be simulated. It is
+    infinite if only some of them have privacy, or secret noise. Raises `RunError` if their kinds do
+    not add up.
     """
     if all(night.mechanism is None for night in runs):
         return None
     if any(night.mechanism is None and night.releases for night in runs):
         return math.inf
-    return composed([(n.mechanism, n.releases) for n in runs if n.mechanism is not None], delta)
+    parts = [(n.mechanism, n.releases) for n in runs if n.mechanism is not None]
+    total = composed(parts, delta)
+    return math.inf if len({night.seeded for night in runs if night.releases}) > 1 else total
+
+
+def guaranteed(runs: Sequence[Night], delta: float) -> float | None:
+    """Return `epsilon` if it holds; None if none of these runs had noise that is secret."""
+    secret = any(night.mechanism is not None and not night.seeded for night in runs)
+    return epsilon(runs, delta) if secret else None
 
 
 def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) -> None:
@@ -121,6 +138,12 @@ def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) ->
             f"dp.budget = {dp.budget:g}: epsilon has no limit any more, because the run"
             f" {plain[0].folder} had no differential privacy; begin another federation, with data"
             " that it has not used"
+        )
+    if other := [n for n in earlier if n.noisy and n.seeded != night.seeded]:
+        raise RunError(
+            f"dp.budget = {dp.budget:g}: epsilon has no limit, because the run"
+            f" {other[0].folder} has another dp.secret-noise, and noise from the seed is none;"
+            " use the same, or begin another federation, with data that it has not used"
         )
     spent, rounds = epsilon(earlier, dp.delta) or 0.0, number(night.releases, "round")
     told = f"{rounds} would spend an epsilon of {total:.4g}"

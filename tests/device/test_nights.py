@@ -68,7 +68,7 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
     """Three nights with new data, a roll back, and an altered model."""
     changing = make_npz(tmp_path / "mine.npz", train=48)
     nodes[1] |= {"data": str(changing), "model-key": str(key.with_suffix(".pub"))}
-    private = f'dp.mode="local" dp.clip-norm=0.01 dp.delta={1e-5}'
+    private = f'dp.mode="local" dp.clip-norm=0.01 dp.delta={1e-5} dp.secret-noise=true'
     trained = []
     for number, size in ((1, 48), (2, 64), (3, 80)):
         make_npz(changing, train=size)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
+from fedapps import cli
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.flower import NeighboringRelation, SamplingMethod
@@ -138,10 +139,50 @@ def test_runs_without_privacy_have_no_epsilon_and_spoil_that_of_others():
     assert ledger.epsilon([night(z=None, releases=0), night()], DELTA) == night().epsilon
 
 
+def test_noise_that_can_be_subtracted_gives_no_guarantee():
+    """Alone it can be simulated; beside secret noise it is what it is, none."""
+    seeded, secret, plain = night("a", seeded=True), night("b"), night("c", None)
+    assert ledger.epsilon([seeded], DELTA) == ledger.epsilon([secret], DELTA)
+    assert ledger.guaranteed([secret], DELTA) == alone(2.0).epsilon(10, DELTA)
+    for runs in ([], [seeded], [plain], [seeded, plain]):
+        assert ledger.guaranteed(runs, DELTA) is None
+    for other in (seeded, plain):
+        assert ledger.guaranteed([other, secret], DELTA) == math.inf
+    assert ledger.guaranteed([night("a", 0.0)], DELTA) == math.inf
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_budget_does_not_add_secret_noise_to_other_noise(seeded):
+    earlier = [night("a", seeded=seeded)]
+    check_budget(dp(budget=1e3), earlier, night(seeded=seeded))
+    check_budget(dp(budget=0), earlier, night(seeded=not seeded))
+    with pytest.raises(RunError, match=r"^dp\.budget = 1000: .* the run a has another dp\.secret"):
+        check_budget(dp(budget=1e3), earlier, night(seeded=not seeded))
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_manifest_and_history_name_an_epsilon_only_if_the_noise_is_secret(
+    secret, serial_run, tiny_npz, federation, capsys
+):
+    member = f'federation="{federation}" dp.secret-noise={str(secret).lower()}'
+    folder = serial_run(tiny_npz, DP, member)
+    (one,) = ledger.read(federation).runs
+    assert one.seeded is not secret
+    manifest = json.loads((folder / "model.manifest.json").read_text())
+    spent = composed([(poisson(2.0, 3, 6), 2)], DELTA)
+    expected = (pytest.approx(spent), DELTA) if secret else (None, None)
+    assert (manifest["epsilon"], manifest["delta"]) == expected
+    capsys.readouterr()
+    assert cli.main(["nightly", "--history", "--folder", str(federation)]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split()[-3:-1] == [f"{spent:.4g}" if secret else "-"] * 2
+    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(spent)
+
+
 def test_a_ledger_is_read_as_it_was_written(tmp_path):
     where = tmp_path / "new" / "federation"
     assert ledger.read(where) == Ledger()
-    mine = night(parent="b"), night("b", None, finished=True)
+    mine = night(parent="b", seeded=True), night("b", None, finished=True)
     with ledger.editing(where) as book:
         for one in mine:
             book.enter(one)
@@ -187,7 +228,7 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, feder
     manifest = json.loads((second / "model.manifest.json").read_text())
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
-    assert manifest["epsilon"] == pytest.approx(both) and manifest["delta"] == DELTA
+    assert manifest["epsilon"] is None  # this noise comes from the seed
     assert manifest["fingerprints"].keys() == {"code", "model"}
 
 
