@@ -162,7 +162,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
             _check_initial_model(info, space.resident)
             store = _store(space, device, info, request.client)
             if device and hook is _fit:
-                spending.count(space.settings.dp, device.state_dir, device.budget)
+                spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update

@@ -83,7 +83,7 @@ class Device(NodeConfig):
                 raise RunError(f"client-id = {self.client}: must be 0 to {most} (num-clients)")
             claim(self.state_dir)
             initial.keep(settings, model, self.state_dir, self.model_key)
-            spending.check(settings.dp, self.state_dir, self.budget)
+            spending.check(settings.dp, self.state_dir, self.budget, self.delta)
             share = device_workspace(settings, self).population.share(self.client)
         except RunError as error:
             if (problem := told_to_server(error)) != str(error):

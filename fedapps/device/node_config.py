@@ -12,7 +12,8 @@ from fedapps.core.paths import absolute
 from fedapps.core.words import did_you_mean
 
 KEYS = ("client-id", "data", "state-dir")
-OPTIONAL = ("model-key", "dp-budget")
+OPTIONAL = ("model-key", "dp-budget", "dp-delta")
+DELTA = 1e-5
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 MOST = 2**63 - 1  # the largest number that a message can hold
 _OTHERS = {"num-partitions", "partition-id", "workers"}  # of simulations and of any SuperNode
@@ -23,7 +24,8 @@ class NodeConfig:
     """The node-config of a SuperNode with data of its own: who it is, and where its files are.
 
     With a `model_key`, it starts only from initial models that are signed with this key. With a
-    `budget`, it sends no update that would make its epsilon of all runs larger; None: any.
+    `budget`, it sends no update that would make its epsilon of all runs larger; None: any. A run
+    can make `delta` smaller, but not larger: that would stretch the budget.
     """
 
     client: int
@@ -31,6 +33,7 @@ class NodeConfig:
     state_dir: Path
     model_key: Path | None = None
     budget: float | None = None
+    delta: float = DELTA
 
     @classmethod
     def of(cls, given: Mapping[str, bool | int | float | str]) -> Self | None:
@@ -38,6 +41,7 @@ class NodeConfig:
         if not _is_device(given.keys()):
             return None
         client, budget = given["client-id"], given.get("dp-budget")
+        delta = given.get("dp-delta", DELTA)
         if type(client) is not int or not 0 <= client <= MOST:
             bounds = "must be an integer from 0 to num-clients - 1"
             raise RunError(f'node-config: client-id = "{client}": {bounds}')
@@ -47,13 +51,15 @@ class NodeConfig:
                 f'node-config: dp-budget = "{budget}": must be a number above 0;'
                 " for no budget, leave it out"
             )
+        if isinstance(delta, bool | str) or not 0 < delta < 1:
+            raise RunError(f'node-config: dp-delta = "{delta}": must be a number between 0 and 1')
 
         def path(key: str) -> Path:
             return absolute(str(given[key]), f"node-config: {key}")
 
         model_key = path("model-key") if "model-key" in given else None
         most = None if budget is None else float(budget)
-        return cls(client, path("data"), path("state-dir"), model_key, most)
+        return cls(client, path("data"), path("state-dir"), model_key, most, float(delta))
 
     def check(self) -> None:
         """Raise `RunError` if a path can serve no run; warn of a private key.

@@ -16,9 +16,9 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, read_json, write_whole
 from fedapps.core.privacy_settings import PrivacySettings
+from fedapps.device.node_config import DELTA
 
 FILE = "privacy.json"
-DELTA = 1e-5  # a run may choose a smaller one; with a larger one, its server could stretch budgets
 
 
 class Spent(msgspec.Struct):
@@ -49,29 +49,32 @@ def epsilon(spent: Spent, delta: float) -> float:
     return max(float((rho * orders + more).min()), 0.0)
 
 
-def check(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
-    """Raise `RunError` if one more update would exceed the budget; without one (None), any may."""
+def check(dp: PrivacySettings, state_dir: Path, budget: float | None, delta: float = DELTA) -> None:
+    """Raise `RunError` if one more update would exceed the budget; without one (None), any may.
+
+    Epsilon is that at `delta`, or at the run's own if this is smaller.
+    """
     if budget is not None:
-        _check(dp, read(state_dir), budget)
+        _check(dp, read(state_dir), budget, delta)
 
 
-def count(dp: PrivacySettings, state_dir: Path, budget: float | None) -> None:
+def count(dp: PrivacySettings, state_dir: Path, budget: float | None, delta: float = DELTA) -> None:
     """Count an update that is about to be made; raises `RunError` if it would exceed the budget.
 
     The folder must exist.
     """
     if dp.mode == "none":
-        check(dp, state_dir, budget)
+        check(dp, state_dir, budget, delta)
         return
     with in_turn(state_dir / f".{FILE}.lock"):
         spent = read(state_dir)
         if budget is not None:
-            _check(dp, spent, budget)
+            _check(dp, spent, budget, delta)
         content = msgspec.json.encode(_with_one_more(spent, dp))
         write_whole(state_dir / FILE, content, durable=True)
 
 
-def _check(dp: PrivacySettings, spent: Spent, budget: float) -> None:
+def _check(dp: PrivacySettings, spent: Spent, budget: float, most: float) -> None:
     if not dp.noise:
         raise RunError(
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
@@ -82,7 +85,7 @@ def _check(dp: PrivacySettings, spent: Spent, budget: float) -> None:
             f"dp-budget = {budget:g}: the run's noise comes from its seed, which the server knows;"
             " it needs dp.secret-noise=true"
         )
-    delta = min(dp.delta, DELTA)
+    delta = min(dp.delta, most)
     before, after = epsilon(spent, delta), epsilon(_with_one_more(spent, dp), delta)
     if after > budget:
         raise RunError(

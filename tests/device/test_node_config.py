@@ -26,7 +26,8 @@ def _argv(monkeypatch):
 @pytest.mark.parametrize(("key", "told"), [
     ("model-kye", "unknown key model-kye, did you mean model-key?"),
     ("dp_budget", "unknown key dp_budget, did you mean dp-budget?"),
-    ("ward", "unknown key ward: must be one of client-id, data, state-dir, model-key, dp-budget"),
+    ("ward", "unknown key ward: must be one of client-id, data, state-dir, model-key, dp-budget, "
+     "dp-delta"),
 ])  # fmt: skip
 def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     """With a misspelt `model-key` it would take part in a run that this key refuses."""
@@ -41,6 +42,7 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
 @pytest.mark.parametrize(("key", "value", "told"), [
     ("client-id", "x", f'client-id = "x": {BOUNDS}'),
     ("client-id", MOST, f'client-id = "{MOST}": {BOUNDS}'),
+    ("dp-delta", 1, 'dp-delta = "1": must be a number between 0 and 1'),
     ("dp-budget", "8,5",
      'dp-budget = "8,5": must be a number above 0; for no budget, leave it out'),
     ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),

@@ -134,6 +134,32 @@ def test_noise_that_the_server_can_subtract_counts_as_none(device_run, nodes, re
     assert counts(nodes) == [{}, {"0.0": 1}, {"0.0": 1}]
 
 
+@pytest.mark.parametrize("given", ["1e-5", True, 0, 0.0, 1.0, float("nan")])
+def test_a_delta_is_a_number_between_0_and_1(given):
+    node = {"client-id": 0, "data": "/a", "state-dir": "/b", "dp-budget": 8}
+    with pytest.raises(RunError, match=f'^node-config: dp-delta = "{given}": must be a number'):
+        Device.of(node | {"dp-delta": given})
+    assert Device.of(node | {"dp-delta": 1e-7}).delta == 1e-7
+    assert Device.of(node).delta == DELTA
+
+
+def test_a_device_counts_at_its_own_delta(device_run, nodes, read_csv):
+    """The smaller it is, the larger is the epsilon; a run's larger one changes nothing.
+
+    It holds when the run begins, and in each round.
+    """
+    budget = (alone(1.0).epsilon(2, 1e-7) + alone(1.0).epsilon(3, 1e-7)) / 2
+    nodes[0] |= {"dp-budget": budget, "dp-delta": 1e-7}
+    assert alone(1.0).epsilon(3, DELTA) < budget
+    folder = device_run(RUN, "dp.delta=0.01 num-rounds=3")
+    (failure,) = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert (failure["round"], failure["client"]) == ("3", "0")
+    assert failure["detail"].endswith("(delta 1e-07)")
+    (detail,) = left_out(read_csv, device_run(RUN, "dp.delta=0.01 num-rounds=1")).values()
+    assert detail.endswith("(delta 1e-07)")
+    assert counts(nodes) == [{"1.0": 2}, {"1.0": 4}, {"1.0": 4}]
+
+
 @pytest.mark.parametrize("delta", [1e-6, 0.04, 0.999999])
 def test_a_run_can_make_a_budget_stricter_but_not_looser(delta, tmp_path):
     """The larger the delta, the smaller is the epsilon of the same updates."""
