@@ -3,7 +3,8 @@
 It is the file `privacy.json` in `state-dir`. Its epsilon compares the device with one that has any
 other data, and does not rest on what the server says of its sampling: it holds even if everybody
 knows in which rounds the device took part. So with central privacy it is larger than the server's.
-Noise that is drawn from the seed counts as none, because the server knows the seed.
+Noise that is drawn from the seed counts as none, because the server knows the seed; updates without
+any noise count, too, so that a budget that comes later knows of them.
 """
 
 import math
@@ -63,9 +64,6 @@ def count(dp: PrivacySettings, state_dir: Path, budget: float | None, delta: flo
 
     The folder must exist.
     """
-    if dp.mode == "none":
-        check(dp, state_dir, budget, delta)
-        return
     with in_turn(state_dir / f".{FILE}.lock"):
         spent = read(state_dir)
         if budget is not None:
@@ -86,6 +84,12 @@ def _check(dp: PrivacySettings, spent: Spent, budget: float, most: float) -> Non
             " it needs dp.secret-noise=true"
         )
     delta = min(dp.delta, most)
+    if math.isinf(epsilon(spent, delta)):
+        raise RunError(
+            f"dp-budget = {budget:g}: this device has sent updates without noise, or with noise"
+            " that the server can subtract, so its epsilon has no limit any more; to begin anew,"
+            f" with data that it has not used, remove {FILE} from its state-dir"
+        )
     before, after = epsilon(spent, delta), epsilon(_with_one_more(spent, dp), delta)
     if after > budget:
         raise RunError(

@@ -37,10 +37,11 @@ def test_updates_of_all_runs_are_counted_by_their_noise(device_run, nodes, mode)
     device_run(*run, "num-rounds=1 dp.noise-multiplier=4.0")
     assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
     device_run(*run, 'num-rounds=1 dp.mode="none"')
-    assert counts(nodes) == [{"1.0": 2, "4.0": 1}] * 3
+    # an update without noise says more than all others: a budget that is set later must know of it
+    assert counts(nodes) == [{"1.0": 2, "4.0": 1, "0.0": 1}] * 3
 
 
-@pytest.mark.parametrize(("mode", "counted"), [("local", {"1.0": 2}), ("none", {})])
+@pytest.mark.parametrize(("mode", "counted"), [("local", {"1.0": 2}), ("none", {"0.0": 2})])
 def test_a_state_folder_that_somebody_deletes_is_made_again(
     mode, counted, device_run, nodes, read_csv, monkeypatch
 ):
@@ -105,6 +106,23 @@ def test_with_a_budget_there_must_be_noise(device_run, nodes, read_csv, options)
     nodes[0]["dp-budget"] = 1000
     found = left_out(read_csv, device_run(RUN, options, "num-rounds=1"))
     assert "dp-budget = 1000: the run has no noise" in found["0"] and found.keys() == {"0"}
+
+
+@pytest.mark.parametrize("before", ['dp.mode="none"', "dp.secret-noise=false"])
+def test_a_budget_that_is_set_later_knows_of_updates_without_noise(
+    before, device_run, nodes, read_csv
+):
+    """As the ledger does; whoever owns the device can begin anew."""
+    device_run(RUN, before, "num-rounds=1")
+    nodes[1]["dp-budget"] = 1000
+    found = left_out(read_csv, device_run(RUN, "num-rounds=1"))
+    assert found.keys() == {"1"} and counts(nodes)[1] == {"0.0": 1}
+    assert "epsilon has no limit any more" in found["1"]
+    assert "remove privacy.json from its state-dir" in found["1"]
+    assert nodes[1]["state-dir"] not in found["1"]  # the server need not hear where that is
+    (Path(nodes[1]["state-dir"]) / "privacy.json").unlink()
+    assert not left_out(read_csv, device_run(RUN, "num-rounds=1"))
+    assert counts(nodes)[1] == {"1.0": 1}
 
 
 @pytest.mark.parametrize("given", ["8", True, -1, 0, 0.0, float("inf"), float("nan")])
