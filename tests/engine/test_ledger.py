@@ -247,6 +247,27 @@ def test_only_without_privacy_does_a_manifest_tell_whose_samples_they_were(
     assert found == {"none": [both, both], "local": [code, both], "central": [code, both]}
 
 
+def test_what_may_be_published_tells_of_samples_by_its_weights_alone(
+    serial_run, federation, tmp_path
+):
+    """docs/privacy.md: the model and its manifest. With other samples, only the weights differ."""
+    seen = []
+    for factor in (1, 3):
+        rows = [f"{factor * k},{k % 7},{k % 2}" for k in range(60)]
+        (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *rows]), "utf-8")
+        own = f'dataset="{tmp_path}/own.csv" num-clients=3 model="mlp" partitioner="iid"'
+        member = f'federation="{federation}-{factor}" dp.secret-noise=true min-samples=2'
+        model = serial_run(DP, 'model="mlp"', own, member) / "model.safetensors"
+        manifest = json.loads(model.with_suffix(".manifest.json").read_text())
+        content = model.read_bytes()
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        assert manifest.pop("sha256") == hashlib.sha256(content).hexdigest()
+        assert manifest.pop("run")  # a random id
+        seen.append((header, manifest, content))
+    (header, manifest, content), other = seen
+    assert (header, manifest) == other[:2] and content != other[2]
+
+
 def test_a_run_beyond_the_budget_is_refused_before_it_begins(
     serial_run, tiny_npz, federation, tmp_path, monkeypatch
 ):
