@@ -19,6 +19,8 @@ NAMES = {
     "own-model": "the model's code or initial values",  # earlier versions: "model", as above
 }
 
+_DESCRIBED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def fingerprints(strategy: BaseStrategy) -> Fingerprints:
     """Return the fingerprints of a run by their `NAMES`; devices do not tell that of their data."""
@@ -48,7 +50,7 @@ def _file(cls: type) -> Path | None:
 
 
 def _code(files: Iterable[Path]) -> str:
-    """Return a digest of Python files; comments and how the code is laid out do not count."""
+    """Return a digest of Python files; comments, docstrings and the layout do not count."""
     return _short(*sorted(_tree(ast.parse(path.read_bytes())) for path in {*files}))
 
 
@@ -56,6 +58,8 @@ def _tree(node: object) -> str:
     """Write a syntax tree as a text that is the same in each version of Python."""
     if isinstance(node, ast.AST):
         fields = dict(ast.iter_fields(node))
+        if isinstance(node, _DESCRIBED) and ast.get_docstring(node, clean=False) is not None:
+            fields["body"] = node.body[1:]
         if isinstance(node, ast.JoinedStr):  # Python 3.12.1 adds an empty text to a format
             fields["values"] = [part for part in node.values if getattr(part, "value", 0) != ""]
         words = [f"{name}={_tree(of)}" for name, of in fields.items() if of not in (None, [])]

@@ -52,6 +52,17 @@ def test_what_counts_of_code(old, new, same, digest):
     assert (digest(CODE.replace(old, new)) == digest(CODE)) == same
 
 
+def test_docstrings_do_not_count_but_other_texts_do(digest):
+    """A release that explains a method better must not end the runs that are going on."""
+    told = 'async def told(self):\n        """{0}"""\n        {1}'
+    code = f'"""{{0}}"""\nclass A:\n    """{{0}}"""\n    {told}'
+    here = digest(code.format("what it is", "return 'a'"))
+    assert here == digest(code.format("what\n\nit does", "return 'a'"))
+    assert here == digest("class A:\n    async def told(self):\n        return 'a'")
+    assert here != digest(code.format("what it is", "return 'b'"))
+    assert here != digest(code.format("what it is", "'a'; return 'a'"))
+
+
 def test_a_run_of_an_earlier_version_can_be_resumed():
     """Its code had another digest, under another name."""
     assert changed({"data": "1", "method": "2", "model": "3"}, {"data": "1", "code": "4"}) == []
