@@ -6,24 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedapps.method import (
-    BaseClient,
-    Costs,
-    CutModel,
-    Objective,
-    Plan,
-    Slice,
-    copied,
-    put,
-    run,
-    take,
-)
+from fedapps.method import BaseClient, CutModel, Objective, Slice, copied, run
 
 
 class TwoHeads(CutModel):
     """A model that predicts with the sum of two heads' logits."""
 
-    personal: nn.Sequential
+    personal: nn.Module
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [b, classes]."""
@@ -39,14 +28,9 @@ class FedRODClient(BaseClient):
     """
 
     @cached_property
-    def personal_head(self) -> nn.Sequential:
+    def personal_head(self) -> nn.Module:
         """This client's head h_i, a module of its own."""
-        head = copied(self.model, self.layout.head)
-        keys = self.layout.keys_of(self.layout.head)
-        put(head, {key: self.workspace.initial[key] for key in keys} | self.kept("personal/"))
-        for key, parameter in head.named_parameters():
-            parameter.requires_grad_(key in keys)  # what the author of the model has frozen stays
-        return head
+        return self.part("personal/", lambda: copied(self.model, self.layout.head))
 
     @cached_property
     def log_prior(self) -> Tensor:
@@ -75,12 +59,6 @@ class FedRODClient(BaseClient):
         """Balanced softmax loss of the generic logits plus cross entropy of the summed logits."""
         generic, both = logits
         return cross_entropy(generic + self.log_prior, labels) + cross_entropy(both, labels)
-
-    def after_training(self, plan: Plan) -> Costs:
-        """Keep the personal head."""
-        keys = self.layout.keys_of(self.layout.head)
-        self.remember("personal/", take(self.personal_head, keys))
-        return Costs()
 
     def module(self) -> nn.Module:
         """The body with both heads."""

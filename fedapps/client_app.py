@@ -277,6 +277,7 @@ def _client(space: Workspace, request: Request, version: int, state: State) -> B
     client = make(space, request.client, dict(state))
     if version == EARLIER_RUN:
         local.begin(client)
+        client = make(space, request.client, client.state)  # its `setup` sees what is left
     return client
 
 

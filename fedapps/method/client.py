@@ -20,7 +20,7 @@ class ClientHooks(ClientTools):
     2. `before_training` is called.
     3. The stages of the plan are trained on `objective("train")`.
     4. The client keeps what was trained and is not uploaded. Then the upload is taken.
-    5. `after_training` is called.
+    5. `after_training` is called, and each `part` is kept.
 
     An evaluation begins with step 1. Then `before_scoring` is called, and the model is scored. If
     the plan has stages, `personalize` executes them on `objective("finetune")`, and the model is
@@ -29,7 +29,7 @@ class ClientHooks(ClientTools):
     In every hook you can use `settings`, `options`, `layout`, `model`, `task`, `train_data`, and
 
     - `state`: what the client has kept from earlier rounds, as tensors by name. `kept` and
-      `remember` read and write the entries under a prefix.
+      `remember` read and write entries under a prefix; a `part` is a module beside the model.
     - `trainable`: the parameters of the model that its author has not frozen, in its order.
     - `train(plan, phase, objective)`: trains once more, on the stages of a plan of your own.
     - `score(samples)`: the loss of the model on samples, and the value of the leading metric.

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core import registry
+from fedapps.core.draws import generator
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.method.attacks import changed_samples
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.on_features import ClassFeatures
 from fedapps.method.update import under
-from fedapps.models.layers import Arrays, Layout, Slice, run
+from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
@@ -56,6 +57,7 @@ class ClientTools:
         self.received: Arrays = {}
         self.upload: Arrays = {}
         self.sends: Arrays = {}
+        self.parts: dict[str, nn.Module] = {}
         self.setup()
 
     def setup(self) -> None:
@@ -175,6 +177,35 @@ class ClientTools:
             raise ValueError(f'remember("{prefix}"): is taken; use a prefix of your own')
         keep(self.state, prefix, arrays)
 
+    def part(self, prefix: str, make: Callable[[], nn.Module]) -> nn.Module:
+        """Return a module of this client's own beside the model, which no method sends.
+
+        It has the values that its last training round has left, which are kept under `prefix`. At
+        first it is what `make` returns, with random numbers from the seed and the client; entries
+        that are named like the model's begin with the model's initial values. Parameters that the
+        author of the model has frozen stay frozen. It is in train mode.
+
+        Raises ValueError for a prefix under which others keep something.
+        """
+        if prefix.startswith(RESERVED):
+            raise ValueError(f'part("{prefix}"): is taken; use a prefix of your own')
+        draws = generator(self.settings.seed, f"part-{prefix}", self.client)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(draws.integers(2**63)))
+            module = make().to(self.workspace.torch_device)
+        initial, known = self.workspace.initial, self.layout.parameters
+        put(module, {key: initial[key] for key in initial.keys() & module.state_dict().keys()})
+        put(module, self.kept(prefix))
+        for key, parameter in module.named_parameters():
+            parameter.requires_grad_(key in known or key not in initial)
+        self.parts[prefix] = module
+        return module.train()
+
+    def keep_parts(self) -> None:
+        """Keep the values of all parts, as training has left them."""
+        for prefix, module in self.parts.items():
+            keep(self.state, prefix, take(module, module.state_dict()))
+
     def without_head(self) -> dict[str, float]:
         """Return the figure `WITHOUT_HEAD` of the model as it is.
 
@@ -192,4 +223,7 @@ class ClientTools:
         alone.
         """
         make = registry.client_class(name)
-        return make(self.workspace, self.client, self.state, self.settings.of(name))
+        found = make(self.workspace, self.client, self.state, self.settings.of(name))
+        self.parts.update(found.parts)  # this client keeps them
+        found.parts = self.parts
+        return found

@@ -39,6 +39,7 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Clien
     if attacks:
         client.upload = changed_upload(client.settings, start, client.upload)
     done.spend(cost_of(client.after_training, plan, Costs))
+    client.keep_parts()
     metrics: Metrics = {"train_loss": done.mean_loss, **dataclasses.asdict(done)}
     size = len(client.train_data[1])
     return ClientUpdate(

@@ -1,0 +1,134 @@
+"""A client's parts: modules of its own beside the model."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedapps import client_app
+from fedapps.core.draws import generator
+from fedapps.engine.store import EARLIER_RUN
+from fedapps.method import BaseClient, BaseStrategy, Objective, copied, rehearse, run
+
+KEYS = "num-clients=3 fraction-train=1.0 local-epochs=1"
+
+
+class Averaged(BaseStrategy):
+    """The whole model is averaged."""
+
+    def plan(self, round_, client):
+        return self.exchange(round_, self.layout.names, self.stage(round_, self.layout.names))
+
+
+class Gated(BaseClient):
+    """It multiplies its logits by a gate of its own, and has a second head that stays as it is."""
+
+    def setup(self):
+        self.gate = self.part("gate/", lambda: nn.Linear(1, 10))
+        self.head = self.part("head/", lambda: copied(self.model, self.layout.head))
+
+    def of_one_run(self):
+        return ("gate/",)
+
+    def objective(self, phase):
+        return Objective(forward=self.gated, parameters=tuple(self.gate.parameters()))
+
+    def gated(self, model, x, layers):
+        return run(model, x, layers) * self.gate(x.new_ones(len(x), 1))
+
+
+def values(module):
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def same(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.fixture
+def made():
+    return rehearse(Averaged, Gated, KEYS)
+
+
+def test_new_weights_are_a_function_of_seed_and_client(made):
+    """Whatever was drawn before; and who draws next does not notice."""
+
+    def expected(seed, client):
+        torch.manual_seed(int(generator(seed, "part-gate/", client).integers(2**63)))
+        return values(nn.Linear(1, 10))
+
+    found = [expected(0, 0), expected(0, 2)]
+    torch.manual_seed(7)
+    ahead = torch.rand(3)
+    torch.manual_seed(7)
+    assert same(values(made.make(0).gate), found[0]) and same(values(made.make(2).gate), found[1])
+    assert torch.equal(torch.rand(3), ahead)
+    assert not same(*found)
+    other = rehearse(Averaged, Gated, f"{KEYS} seed=1")
+    assert same(values(other.make(0).gate), expected(1, 0))
+
+
+def test_a_part_is_trained_kept_and_never_sent(made):
+    first = values(made.make(0).gate)
+    update = made.train(0, made.strategy.plan(1, 0))
+    assert update.arrays.keys() == {*made.layout.keys_of(made.layout.names)} and not update.extras
+    kept = {key: made.clients[0][f"gate/{key}"] for key in first}
+    assert not same(kept, first)
+    assert same(values(made.make(0).gate), kept)
+    before = {key: value.clone() for key, value in made.clients[0].items()}
+    made.evaluate(0)
+    assert same(made.clients[0], before)
+    assert same(values(made.make(1).gate), values(made.make(1).gate))
+
+
+def test_a_copy_of_the_models_layers_begins_with_the_initial_values(made):
+    """Not with those of whichever client was here before; and what is frozen for good stays so."""
+    space = made.strategy.workspace
+    made.train(1, made.strategy.plan(1, 1))
+    head = made.make(0).head
+    for key, value in head.state_dict().items():
+        np.testing.assert_array_equal(value, space.initial[key])
+        assert (space.model.state_dict()[key] != value).any()
+    space.trainer.freeze_all_but(())
+    assert all(p.requires_grad for p in made.make(0).head.parameters())
+    assert made.make(0).head.training and made.make(0).gate.training
+
+
+def test_a_prefix_of_the_core_is_refused(made):
+    client = made.make(0)
+    with pytest.raises(
+        ValueError, match=r"^part\(\"model/\"\): is taken; use a prefix of your own"
+    ):
+        client.part("model/", lambda: nn.Linear(1, 1))
+
+
+def test_a_client_keeps_the_parts_of_another_methods_client():
+    """Also those that the other one makes after it was made."""
+
+    class Outer(BaseClient):
+        def setup(self):
+            self.inner = self.other("fedrod")
+            self.mine = self.part("mine/", lambda: nn.Linear(1, 1))
+
+        def objective(self, phase):
+            return self.inner.objective(phase)
+
+    made = rehearse(Averaged, Outer, f'{KEYS} strategy="fedavg"')
+    made.train(0, made.strategy.plan(1, 0))
+    parts = {key.partition("/")[0] for key in made.clients[0]}
+    assert {"mine", "personal"} <= parts
+
+
+def test_a_devices_next_run_begins_without_the_parts_of_one_run(made, monkeypatch):
+    """Also if `setup` has made them."""
+    first = values(made.make(0).gate)
+    made.train(0, made.strategy.plan(1, 0))
+    state = made.clients[0]
+    state["head/fc2.fc.bias"] += 1
+    monkeypatch.setattr(client_app.registry, "client_class", lambda name: Gated)
+    request = type("Request", (), {"client": 0})
+    begun = client_app._client(made.strategy.workspace, request, EARLIER_RUN, state)
+    assert same(values(begun.gate), first)
+    assert torch.equal(begun.head.state_dict()["fc2.fc.bias"], state["head/fc2.fc.bias"])
+    goes_on = client_app._client(made.strategy.workspace, request, 1, state)
+    assert not same(values(goes_on.gate), first)
