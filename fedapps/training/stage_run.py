@@ -37,6 +37,11 @@ class StageRun:
 
     def __post_init__(self) -> None:
         stage, beside, layout = self.stage, self.objective.parameters, self.profile.layout
+        if any(not parameter.requires_grad for parameter in beside):
+            raise ValueError(
+                "parameters of the objective: one has requires_grad=False, so that it would not be"
+                " trained; call requires_grad_(True), or leave it out"
+            )
         by_sample = self.threshold is not None and self.threshold.by_sample
         macs = self.profile.step_macs(stage.layers, self.layers[0], by_sample)
         self.macs = macs + self.objective.macs  # for each sample

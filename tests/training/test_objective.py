@@ -275,6 +275,13 @@ def test_costs_add_up_and_leave_the_training_s_own_figures():
     assert done.mean_loss == 0.5
 
 
+def test_parameters_that_no_step_would_move_are_refused(trainer, data):
+    """As in a copy of the model, some of whose layers are frozen at that moment."""
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    with pytest.raises(ValueError, match=r"^parameters of the objective: one has requires_grad=F"):
+        trainer.train(data, (stage(["c"]),), DRAW, Objective(parameters=(frozen,)))
+
+
 def test_a_step_without_backward_is_refused(trainer, data):
     """It would train, but its loss and all of its costs would be reported as zero."""
 
