@@ -101,7 +101,7 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
             why = "none of its rounds was scored" if run.finished else "it has scored no round yet"
             yield f"{run.name} is left out: {why}"
     used = [run for group in groups for run in group.runs]
-    for what, key in (("data", "dataset"), ("code", "strategy"), ("method", "strategy")):
+    for what, key in (("data", "dataset"), ("code", "strategy")):
         yield from _changed(used, what, key)
     yield from _versions(used)
 

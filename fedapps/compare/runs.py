@@ -65,9 +65,8 @@ class Run:
         return figures
 
     def evaluated(self, round_: int) -> float:
-        """Return the number of clients scored in a round; NaN if the run's version lacks it."""
-        counts = self._by_round.get("evaluated", pd.Series(dtype=float))
-        return float(counts.get(round_, np.nan))
+        """Return the number of clients scored in a round."""
+        return float(self._by_round["evaluated"][round_])
 
     def curve(self, figure: str) -> pd.Series:
         """Return a figure by round, for the rounds that have it."""
@@ -82,7 +81,7 @@ class Run:
         In that of newcomers, their training loss makes room for that of the clients that trained.
         """
         found = self.rounds.drop_duplicates("round", keep="last").set_index("round")
-        come = self.rounds.get("phase", pd.Series(dtype=str)) == NEWCOMERS
+        come = self.rounds["phase"] == NEWCOMERS
         if come.any():
             trained = self.rounds[~come]
             losses = trained.drop_duplicates("round", keep="last").set_index("round")["train_loss"]
@@ -113,9 +112,10 @@ def read(folder: Path, metric: str = AUTO) -> Run:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = directory.summary(folder)
         task = task_of(folder).leading(metric)
-        needed = ["round", "seconds", task.lead.initial, task.lead.personalized, *TOTALS]
+        lead = (task.lead.initial, task.lead.personalized)
+        needed = ("round", "evaluated", "seconds", *lead, *TOTALS)
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
-        rounds[needed] = rounds[needed].astype(float)
+        rounds = rounds.astype({"phase": str} | dict.fromkeys(needed, float))
         if metric != AUTO:  # the summary has the newcomers' means of the metric that leads
             seen = rounds[task.lead.personalized].dropna()
             if len(seen) and (folder / directory.UNSEEN).exists():

@@ -217,7 +217,7 @@ class Rounds:
             fingerprint=self.strategy.workspace.resident.fingerprint,
             presum=self.settings.presum and kind == "train",
             run_id=about.id,
-            resumed=[*about.resumptions],
+            resumed=[*about.resumed],
             needed=needed_after(round_, self.settings.checkpoint_every),
         )
 

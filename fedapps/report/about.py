@@ -29,8 +29,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json, which is written when a run starts and when it is resumed.
 
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
-    same name. The run was resumed `attempt` times, after the rounds `resumptions`. Its
-    `fingerprints` tell whether data, method or model have changed meanwhile.
+    same name. The run was resumed `attempt` times, after the rounds `resumed`. Its `fingerprints`
+    tell whether data, method or model have changed meanwhile.
     """
 
     id: str
@@ -38,17 +38,10 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     versions: dict[str, str]
     task: str = CLASSIFICATION.name  # what is learned
-    metric: str = AUTO  # that leads; earlier versions, which do not name it, had the first only
+    metric: str = AUTO  # that leads
     fingerprints: Fingerprints = {}
     attempt: int = 0
-    resumed: int | tuple[int, ...] = ()  # an int is the last one only, from an earlier version
-
-    @property
-    def resumptions(self) -> tuple[int, ...]:
-        """The rounds after which the run was resumed, in the order of its attempts."""
-        if isinstance(self.resumed, tuple):
-            return self.resumed
-        return (self.resumed,) * self.attempt
+    resumed: tuple[int, ...] = ()
 
     @classmethod
     def new(cls, task: Task = CLASSIFICATION, fingerprints: Fingerprints | None = None) -> "About":
@@ -70,7 +63,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     def again(self, round_: int) -> "About":
         """Return the content for this run when it is resumed after `round_`."""
-        resumed = (*self.resumptions, round_)
+        resumed = (*self.resumed, round_)
         return msgspec.structs.replace(
             self, attempt=len(resumed), resumed=resumed, versions=versions()
         )

@@ -120,7 +120,7 @@ def _curves(
     )
     same = bool((initial == personalized).all())
     curves = {} if same else {"initial": (initial, INITIAL)}
-    # runs of earlier versions lack the columns of newer methods
+    # a run lacks the columns of methods that were added after it
     there = [f for f in figures if f.label and f.name in evaluated]
     shown = [f for f in there if evaluated[f.name].notna().any()]
     for figure, colour in zip(shown, FURTHER * len(shown), strict=False):

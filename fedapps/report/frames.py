@@ -39,6 +39,5 @@ def last(path: Path, column: str) -> pd.DataFrame:
 def counted(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return rounds.csv with the costs that count: what newcomers train is no training."""
     found = rounds.copy()
-    if "phase" in found:
-        found.loc[found["phase"] == NEWCOMERS, [*OF_TRAINING]] = 0
+    found.loc[found["phase"] == NEWCOMERS, [*OF_TRAINING]] = 0
     return found

@@ -227,14 +227,13 @@ def test_what_is_scored_on_other_samples_has_no_difference(made, compare, key, v
 def test_data_and_methods_that_have_changed_are_named(made, compare):
     folders = [made("a"), made("b", "lr=0.5")]
     for folder, data in zip(folders, "xy", strict=True):
-        text = json.dumps({"fingerprints": {"data": data, "method": data, "code": data}})
+        text = json.dumps({"fingerprints": {"data": data, "code": data}})
         (folder / "run.json").write_text(text)
     compared = compare(*folders)
     assert "difference seed by seed" not in compared.out
     assert "not the same data: digits was other in a than in b" in compared.out
-    for what in ("code", "method"):  # the latter in earlier versions
-        assert f"not the same {what}: fedcmd was other in a than in b" in compared.out
-    (folders[0] / "run.json").unlink()  # as of earlier versions
+    assert "not the same code: fedcmd was other in a than in b" in compared.out
+    (folders[0] / "run.json").unlink()
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
 
 
