@@ -62,12 +62,12 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, kind, told) for name, all_ in who.items() for kind, told in all_.items()]
 
 
-def read(folder: Path, table: Growing | None = None) -> RunStatus:
+def read(folder: Path, growing: Growing | None = None) -> RunStatus:
     """Read how the run in a directory is; raises `RunError` if its files cannot be read.
 
-    `table` remembers what has been read of the tables before.
+    `growing` remembers what has been read of the tables before.
     """
-    run, now = RunFiles.read(folder, clients=False, table=table), time.time()
+    run, now = RunFiles.read(folder, clients=False, growing=growing), time.time()
     known = run.contacts or Contacts()
     running = not (folder / directory.SUMMARY).exists() and _is_locked(folder)
     state = state_of(run, 0.0 if running else None)

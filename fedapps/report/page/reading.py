@@ -4,7 +4,6 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,22 +44,22 @@ class RunFiles:
 
     @classmethod
     def read(
-        cls, folder: Path, clients: bool = True, table: "Callable[[Path], list[Row]] | None" = None
+        cls, folder: Path, clients: bool = True, growing: "Growing | None" = None
     ) -> "RunFiles":
         """Read a run directory; the tables of clients can be long, and be left out.
 
-        `table` reads the tables of rounds and events; the default reads all of them.
+        `growing` remembers what it has read of the tables of rounds and events before.
         """
-        table = table or _table
+        growing, table = growing or Growing(), Growing()
         return cls(
             folder,
             _config(folder / "config.toml"),
-            table(folder / "rounds.csv"),
+            growing(folder / "rounds.csv"),
             _last_evaluation(folder / "clients.csv") if clients else [],
-            {row.get("client", ""): row.get("name", "") for row in _table(folder / NAMES)},
-            _table(folder / "classes.csv"),
-            _table(folder / "samples.csv") if clients else [],
-            table(folder / "events.csv"),
+            {row.get("client", ""): row.get("name", "") for row in table(folder / NAMES)},
+            table(folder / "classes.csv"),
+            table(folder / "samples.csv") if clients else [],
+            growing(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
             task_of(folder),
@@ -128,16 +127,12 @@ class Growing:
         except OSError:
             return []
         size = data.rfind(b"\n") + 1
-        *lines, begun = _plain(data).split("\n")
+        *lines, begun = _plain(data).split("\n")  # `splitlines` would cut names, too
         if not head and lines:
             head = lines.pop(0)
         rows = rows + rows_of([head, *lines])
         self._known[path] = end + size, head, rows  # at once, because visits can overlap
         return rows + (rows_of([head, begun]) if head else [])
-
-
-def _table(path: Path) -> list[Row]:
-    return rows_of(_lines(path))
 
 
 def _last_evaluation(path: Path) -> list[Row]:
@@ -146,11 +141,6 @@ def _last_evaluation(path: Path) -> list[Row]:
         return rows_of(map(_plain, next(backwards(path), [])))
     except OSError:
         return []
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a table; names have other signs that `str.splitlines` takes for ends."""
-    return _text(path).removesuffix("\n").split("\n")
 
 
 def _text(path: Path) -> str:
@@ -167,7 +157,7 @@ def _plain(data: bytes) -> str:
 def _config(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = flat(tomllib.loads(_text(path)))
-    except (tomllib.TOMLDecodeError, ValueError):
+    except ValueError:
         return {}
     return found
 
