@@ -32,11 +32,6 @@ def days_left(about: Health, now: float) -> str:
     return "-" if days is None else "expired" if days <= 0 else number(int(days), "day")
 
 
-def disk_free(about: Health) -> str:
-    """Say how much of a machine's disk is free."""
-    return human_bytes(about.disk) if about.disk >= 0 else "-"
-
-
 def _machine(about: Health | None, server: Health | None, now: float) -> list[str]:
     if about is None:
         return ["-", "-", "-"]
@@ -45,4 +40,5 @@ def _machine(about: Health | None, server: Health | None, now: float) -> list[st
         for name in PACKAGES
         if (theirs := getattr(about, name)) != getattr(server, name, "")
     ]
-    return [disk_free(about), days_left(about, now), ", ".join(other) or "the server's"]
+    free = human_bytes(about.disk) if about.disk >= 0 else "-"
+    return [free, days_left(about, now), ", ".join(other) or "the server's"]

@@ -11,11 +11,6 @@ from fedapps.core import log
 from fedapps.core.errors import without_lines
 
 
-def in_notebook() -> bool:
-    """Tell whether the output of this process is that of a Jupyter notebook."""
-    return Console().is_jupyter
-
-
 class InPlace(logging.Handler):
     """Shows the newest line in place of the one before it; warnings are printed and stay."""
 
@@ -45,7 +40,7 @@ def telling(progress: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(without_lines("flwr", unwanted))
-        if not progress or in_notebook():
+        if not progress or Console().is_jupyter:
             shown = InPlace() if progress else logging.NullHandler()
             stack.enter_context(log.shown_by(shown))
         yield
