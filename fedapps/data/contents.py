@@ -98,11 +98,7 @@ def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...])
     for part, target in zip(inputs, targets, strict=True):
         _check_like(part, inputs[0], "inputs")
         _check_like(target, targets[0], "targets")
-        if part.shape[0] != target.shape[0]:
-            raise RunError(
-                f"{path}: {target.key} holds {number(target.shape[0], 'target')} for"
-                f" {number(part.shape[0], 'sample')} of {part.key}; the numbers must be equal"
-            )
+        _check_size(target, "target", part, "sample")
     values, target_spec = _targets(targets)
     return Dataset(
         path.stem,
@@ -146,7 +142,8 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
         values = np.concatenate([target.whole for target in targets]).astype(np.float32)
         broken = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if len(broken):
-            key, row = _place(targets, int(broken[0]))
+            array, row = Rows(targets).places(broken[0])
+            key = targets[array].key
             raise RunError(f"{first.path}: {key}[{row}] holds NaN or infinity; must be finite")
         return values.reshape(len(values), *shape), Spec(shape, FLOAT)
     if first.dtype.kind not in "iub":
@@ -154,15 +151,6 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
     choices = 2 if first.dtype.kind == "b" else _choices(targets)
     values = np.concatenate([target.whole for target in targets]).astype(np.int64)
     return values.reshape(len(values), *shape), Spec(shape, WHOLE, choices)
-
-
-def _place(arrays: tuple[Array, ...], row: int) -> tuple[str, int]:
-    """Return in which of the arrays, and where there, a row of all of them together is."""
-    for array in arrays:
-        if row < array.shape[0]:
-            return array.key, row
-        row -= array.shape[0]
-    raise IndexError(row)
 
 
 def _check_like(array: Array, first: Array, what: str) -> None:
@@ -199,10 +187,15 @@ def _check_labels(labels: Array, images: Array) -> None:
         raise RunError(f"{where} has dtype {labels.dtype}; must be integers")
     if len(labels.shape) not in (1, 2) or labels.shape[1:] not in ((), (1,)):
         raise RunError(f"{where} has shape {list(labels.shape)}; must be [N] or [N, 1]")
-    if labels.shape[0] != images.shape[0]:
+    _check_size(labels, "label", images, "image")
+
+
+def _check_size(targets: Array, target: str, inputs: Array, sample: str) -> None:
+    """Refuse targets that are not as many as the samples; two words say what they are."""
+    if targets.shape[0] != inputs.shape[0]:
         raise RunError(
-            f"{where} holds {number(labels.shape[0], 'label')} for"
-            f" {number(images.shape[0], 'image')} of {images.key}; the numbers must be equal"
+            f"{targets.path}: {targets.key} holds {number(targets.shape[0], target)} for"
+            f" {number(inputs.shape[0], sample)} of {inputs.key}; the numbers must be equal"
         )
 
 

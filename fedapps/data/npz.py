@@ -1,10 +1,11 @@
 """Arrays of an .npz file: described by their headers; rows are read when they are needed."""
 
+import math
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,7 +133,7 @@ def _header(
     with archive.open(info) as stream:
         shape, fortran, dtype = _read_header(stream, key)
         start = stream.tell()
-    if not dtype.hasobject and start + _bytes(shape, dtype) != info.file_size:
+    if not dtype.hasobject and start + dtype.itemsize * math.prod(shape) != info.file_size:
         raise ValueError(f"{key} does not have the size that its header states")
     if info.compress_type != zipfile.ZIP_STORED or fortran:
         return Array(path, key, shape, dtype, None)
@@ -155,13 +156,6 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
     return shape, fortran, dtype
 
 
-def _bytes(shape: Sequence[int], dtype: np.dtype) -> int:
-    count = dtype.itemsize
-    for side in shape:
-        count *= side
-    return count
-
-
 @dataclass(frozen=True)
 class Rows:
     """The samples of one file: first train, then val (if there is any), then test.
@@ -180,6 +174,11 @@ class Rows:
         """The number of the first row of every array, and at the end the number of all rows."""
         return np.cumsum([0, *(array.shape[0] for array in self.arrays)])
 
+    def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of each row's array, and the row's place there: int64 [n] each."""
+        array_of = np.searchsorted(self.starts, indices, side="right") - 1
+        return array_of, indices - self.starts[array_of]
+
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Read rows `indices` (int64 [n]), [n, ...]: floats as float32, others as they are stored.
 
@@ -189,8 +188,7 @@ class Rows:
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.starts[-1]:
             raise IndexError(f"{first.path}: samples are 0..{self.starts[-1] - 1}")
         out = np.empty((len(indices), *first.shape[1:]), first.dtype)
-        array_of = np.searchsorted(self.starts, indices, side="right") - 1
-        rows = indices - self.starts[array_of]
+        array_of, rows = self.places(indices)
         self._fill(out, array_of, rows)
         if out.dtype.kind != "f":
             return out.astype(out.dtype.newbyteorder("="), copy=False)  # which PyTorch needs
@@ -209,7 +207,8 @@ class Rows:
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows as they are stored, some megabytes at a time."""
         for number, array in enumerate(self.arrays):
-            step = max(1, BLOCK * array.shape[0] // max(1, _bytes(array.shape, array.dtype)))
+            row = array.dtype.itemsize * math.prod(array.shape[1:])
+            step = max(1, BLOCK // max(1, row))
             for first in range(0, array.shape[0], step):
                 rows = np.arange(first, min(first + step, array.shape[0]))
                 out = np.empty((len(rows), *array.shape[1:]), array.dtype)
