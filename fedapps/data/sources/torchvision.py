@@ -50,36 +50,24 @@ def _images_and_labels(data: Any) -> tuple[np.ndarray, np.ndarray]:
     return images, np.asarray(data.labels if hasattr(data, "labels") else data.targets)
 
 
-def _by_train_flag(name: str, cls: str, **options: Any) -> partial[Arrays]:
-    """Return `make` for those torchvision classes that take `train=True` or `train=False`."""
-    train, test = {"train": True, **options}, {"train": False, **options}
-    return partial(_download, name=name, cls=cls, train=train, test=test)
+def _source(
+    name: str,
+    cls: str,
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    sets: tuple[Mapping[str, Any], Mapping[str, Any]] = ({"train": True}, {"train": False}),
+) -> Source:
+    """Return a source; `sets` are the options of torchvision's class for both of its sets."""
+    make = partial(_download, name=name, cls=cls, train=sets[0], test=sets[1])
+    return Source(name, classes, mean, std, make)
 
 
-def _by_split(name: str, cls: str) -> partial[Arrays]:
-    """Return `make` for those torchvision classes that take `split="train"` or `split="test"`."""
-    return partial(_download, name=name, cls=cls, train={"split": "train"}, test={"split": "test"})
-
-
-MNIST = Source("mnist", 10, (0.1307,), (0.3081,), _by_train_flag("mnist", "MNIST"))
-FMNIST = Source("fmnist", 10, (0.2860,), (0.3530,), _by_train_flag("fmnist", "FashionMNIST"))
-EMNIST = Source(
-    "emnist", 62, (0.1736,), (0.3317,), _by_train_flag("emnist", "EMNIST", split="byclass")
-)
-CIFAR10 = Source(
-    "cifar10",
-    10,
-    (0.4914, 0.4822, 0.4465),
-    (0.2470, 0.2435, 0.2616),
-    _by_train_flag("cifar10", "CIFAR10"),
-)
-CIFAR100 = Source(
-    "cifar100",
-    100,
-    (0.5071, 0.4865, 0.4409),
-    (0.2673, 0.2564, 0.2762),
-    _by_train_flag("cifar100", "CIFAR100"),
-)
-SVHN = Source(
-    "svhn", 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), _by_split("svhn", "SVHN")
-)
+BY_CLASS = {"train": True, "split": "byclass"}, {"train": False, "split": "byclass"}
+SPLITS = {"split": "train"}, {"split": "test"}
+MNIST = _source("mnist", "MNIST", 10, (0.1307,), (0.3081,))
+FMNIST = _source("fmnist", "FashionMNIST", 10, (0.2860,), (0.3530,))
+EMNIST = _source("emnist", "EMNIST", 62, (0.1736,), (0.3317,), BY_CLASS)
+CIFAR10 = _source("cifar10", "CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100 = _source("cifar100", "CIFAR100", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+SVHN = _source("svhn", "SVHN", 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), SPLITS)
