@@ -59,12 +59,7 @@ COMMANDS = {
         Command("report", "write the report of a run, report.html, again", "fedapps.cli.report"),
     ],
     "Use a trained model": [
-        Command(
-            "predict",
-            "predict with a trained model",
-            "fedapps.cli.predict",
-            True,
-        ),
+        Command("predict", "predict with a trained model", "fedapps.cli.predict", True),
         Command("export", "write a trained model to a file", "fedapps.cli.export"),
         Command("adopt", "personalize a shared model on own data", "fedapps.cli.adopt"),
     ],
@@ -105,8 +100,7 @@ def end_with_reader() -> None:
 
     Not where connections are: each that its other end closes would end the process without a word.
     """
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def perform(command: Command, words: Sequence[str]) -> int:

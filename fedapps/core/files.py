@@ -195,9 +195,7 @@ def _locks_of(folder: Path) -> list[int]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the names in a folder to disk, if the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
+    """Write the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
