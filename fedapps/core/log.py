@@ -20,12 +20,7 @@ from typing import TextIO
 from fedapps.core.files import writing
 
 LEVEL = "FEDAPPS_LOG"
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+LEVELS = ("debug", "info", "warning", "error")
 FILE = "log.txt"  # in a run directory: all lines; in a state-dir: tracebacks
 MOST_EARLY = 10_000  # the largest number of lines that are kept until there is a file
 NEVER = logging.CRITICAL + 1  # a level above all lines: none makes the memory write early
@@ -169,7 +164,7 @@ def has_file(path: Path) -> bool:
 
 def set_level(name: str) -> None:
     """Print lines from level `name` on; for an unknown level, print a warning and take info."""
-    _stdout.setLevel(LEVELS.get(name, logging.INFO))
+    _stdout.setLevel(name.upper() if name in LEVELS else logging.INFO)
     if name not in LEVELS:
         warning(f'{LEVEL} = "{name}": must be one of {", ".join(LEVELS)}; info is used')
 
