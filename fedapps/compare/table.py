@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import MANY, label, shown
@@ -78,16 +78,15 @@ def scored_on(comparison: Comparison) -> str:
 def scores(comparison: Comparison, sign: str) -> Table:
     """Return a table of each score's mean and std over seeds, a row per group."""
     figures, metric = comparison.scores, comparison.metric
-    table = Table(box=box.HORIZONTALS)
-    table.add_column("")
     settings = _settings(comparison)
-    for title in settings:
-        table.add_column(title, overflow="fold")
-    table.add_column("seeds")
-    table.add_column("n", justify="right", no_wrap=True)
-    for name in figures:
-        head = f"{metric.words(name)} {metric.unit or metric.short}"
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = [f"{metric.words(name)} {metric.unit or metric.short}" for name in figures]
+    table = Table(
+        "",
+        *(Column(title, overflow="fold") for title in settings),
+        "seeds",
+        *(Column(head, justify="right", no_wrap=True) for head in ("n", *heads)),
+        box=box.HORIZONTALS,
+    )
     for place, group in enumerate(comparison.groups):
         values = group.figures().reindex(columns=figures)
         table.add_row(
@@ -102,10 +101,7 @@ def scores(comparison: Comparison, sign: str) -> Table:
 
 def costs(comparison: Comparison) -> Table:
     """Return a table of a run's mean costs over seeds, a row per group."""
-    table = Table(box=box.HORIZONTALS)
-    table.add_column("")
-    for title in ("rounds", *(title for title, _ in COSTS.values())):
-        table.add_column(title, justify="right")
+    table = _of_numbers("rounds", *(title for title, _ in COSTS.values()))
     for group in comparison.groups:
         means = group.costs().mean()
         cells = (say(means[name]) for name, (_, say) in COSTS.items())
@@ -116,15 +112,8 @@ def costs(comparison: Comparison) -> Table:
 def differences(comparison: Comparison, sign: str) -> Table:
     """Return a table of the differences seed by seed, with their tests."""
     metric = comparison.metric
-    table = Table(box=box.HORIZONTALS)
-    table.add_column("")
-    for title in (
-        "n",
-        "points" if metric.unit else metric.short,
-        "95 % interval",
-        "p of a paired t-test",
-    ):
-        table.add_column(title, justify="right")
+    unit = "points" if metric.unit else metric.short
+    table = _of_numbers("n", unit, "95 % interval", "p of a paired t-test")
     for pair in comparison.pairs:
         spread = "" if pair.std is None else f" {sign} {metric.digits(pair.std)}"
         bounds = [metric.digits(value, "+") for value in pair.interval or ()]
@@ -136,6 +125,11 @@ def differences(comparison: Comparison, sign: str) -> Table:
             _chance(pair),
         )
     return table
+
+
+def _of_numbers(*titles: str) -> Table:
+    """Return an empty table of numbers, with a first column for what they are of."""
+    return Table("", *(Column(title, justify="right") for title in titles), box=box.HORIZONTALS)
 
 
 def mean_and_std(values: pd.Series, sign: str, metric: Metric) -> str:
