@@ -1,28 +1,17 @@
 """A data set: targets and shapes are known at once; inputs are read for one client at a time."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
 
+from fedapps.data.npz import Rows
 from fedapps.data.spec import PLAIN, Normalization, Spec, per_feature
 
 Shape = tuple[int, int, int]  # channels, height, width
 BLOCK = 4096  # samples that are read at once to find their mean and deviation
-
-
-class Inputs(Protocol):
-    """Where the inputs of a data set come from; values that are missing are NaN."""
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows `indices` (int64 [n]): [n, *shape]; images uint8 or float32 [n, H, W, C]."""
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yield all rows as they are stored, some at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +33,7 @@ class Dataset:
     target_values: np.ndarray
     num_train: int
     normalization: Normalization | None = None
-    rows: Inputs | None = None  # None: there are no inputs
+    rows: Rows | None = None  # None: there are no inputs
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     columns: str = ""

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedapps.core.words import some
 from fedapps.data.dataset import Dataset
-from fedapps.data.npz import LOOKED_AT, Array, Rows
+from fedapps.data.npz import LOOKED_AT, Array
 
 SCALED = 16.0  # floats above this are not standardized pixels, but values of bytes
 MOST_CLASSES = 10  # so many whole numbers are probably classes
@@ -18,7 +18,7 @@ def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -
     A `task` that was chosen says what targets are, so nothing is told of what they look like.
     """
     rows = dataset.rows if dataset.inputs.image else None
-    arrays = rows.arrays if isinstance(rows, Rows) else ()
+    arrays = rows.arrays if rows else ()
     pixels = (note for array in arrays for note in _of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
     groups = _of_groups(dataset, split, partitioner)

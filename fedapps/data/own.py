@@ -50,7 +50,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         raise _misfit(path, f"targets are {found.targets}; {known}")
     _check_numbers(path, "label", found.targets, targets, " (num-classes)")
     _check_numbers(path, "token", found.inputs, inputs)
-    assert isinstance(found.rows, Rows)
+    assert found.rows is not None
     if inputs.image:
         check_pixels(found.rows)
     own = () if targets.shape and kind_of(path) != ".npz" else found.names
