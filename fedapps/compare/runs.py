@@ -70,8 +70,6 @@ class Run:
 
     def curve(self, figure: str) -> pd.Series:
         """Return a figure by round, for the rounds that have it."""
-        if figure not in self.rounds:
-            return pd.Series(dtype=float)
         return self._by_round[figure].dropna()
 
     @cached_property
