@@ -135,14 +135,14 @@ def _named(options: argparse.Namespace) -> Seen:
 
 
 def _runs(runs: list[dict[str, Any]]) -> Iterator[str]:
-    from fedapps.launcher.outcome import details_of
+    from fedapps.launcher.outcome import reason_of
 
     if not runs:
         yield "no runs yet"
     for run in runs:
         since, seconds = run["pending-at"], float(run["elapsed"])
         yield f"run {run['run-id']}  {run['status']}  since {since}  {seconds:.0f} s"
-        if error := details_of(run):
+        if error := reason_of(run["status-details"]):
             yield f"    {textwrap.shorten(error, 95, placeholder=' ...')}"
 
 

@@ -1,12 +1,13 @@
 """Finds and reads the project's pyproject.toml; no other module does."""
 
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedapps.core.errors import RunError
+
+PLACES = tuple(folder / "pyproject.toml" for folder in Path(__file__).parents[1:3])
 
 
 @cache
@@ -17,12 +18,10 @@ def pyproject() -> dict[str, Any]:
     package. The same is true of the bundle that Flower makes from a checkout, and runs without
     installing it. Raises `RunError` if there is no such file.
     """
-    for path in _places():
+    for path in PLACES:
         if path.exists():
             return tomllib.loads(path.read_text("utf-8"))
-    raise RunError(
-        f"pyproject.toml: not at {' nor '.join(map(str, _places()))}; it has all defaults"
-    )
+    raise RunError(f"pyproject.toml: not at {' nor '.join(map(str, PLACES))}; it has all defaults")
 
 
 def run_config() -> dict[str, Any]:
@@ -40,9 +39,3 @@ def defaults() -> dict[str, Any]:
 def version() -> str:
     """Return the version of this project."""
     return str(pyproject()["project"]["version"])
-
-
-def _places() -> Iterator[Path]:
-    package = Path(__file__).parents[1]
-    yield package / "pyproject.toml"
-    yield package.parent / "pyproject.toml"

@@ -48,7 +48,7 @@ class LaunchResult:
             return ours[-1]
         if few := next(filter(None, map(_TOO_FEW.search, self.lines)), None):
             return _too_few(*map(float, few.groups()))
-        if reason := _reason(self.details):
+        if reason := reason_of(self.details):
             return reason
         causes = [line.strip() for line in self.lines if _EXCEPTION.match(line.strip())]
         return causes[-1] if causes else boxed(self.lines) or f"the run is {self.status}"
@@ -79,12 +79,8 @@ def answer_of(output: str) -> dict[str, Any]:
     return answer
 
 
-def details_of(run: Mapping[str, Any]) -> str:
-    """Return why a listed run failed, without Flower's prefix; empty if Flower gives no reason."""
-    return _reason(run["status-details"])
-
-
-def _reason(details: str) -> str:
+def reason_of(details: str) -> str:
+    """Return why a run failed, without Flower's prefix; empty if Flower gives no reason."""
     reason = " ".join(_DETAILS.sub("", details).split())
     if reason == _KILLED:
         return _RESUME
