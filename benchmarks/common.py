@@ -11,15 +11,11 @@ import numpy as np
 import torch
 
 from fedapps import models
-from fedapps.core import config, log
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
-from fedapps.engine.recovery import Recovery
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.models.layers import layout_of
 from fedapps.report.directory import lines
-from fedapps.report.report import Report
-from fedapps.serial import run_serial
 from fedapps.training.costs import profile
 from fedapps.training.trainer import Trainer
 
@@ -59,24 +55,6 @@ def timed(work: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[floa
     begin = time.perf_counter()
     result = work(*arguments, **named)
     return time.perf_counter() - begin, result
-
-
-def serial_rounds(options: list[str], look: Callable[[float, int, Report], None]) -> None:
-    """Run on the serial engine; after each round call `look`.
-
-    It gets the seconds of the round's end (checkpoint and best round), the round and the report.
-    """
-    end = Recovery.after_round
-
-    def after_round(self: Recovery, round_: int, strategy: Any, report: Report, score: Any) -> None:
-        look(timed(end, self, round_, strategy, report, score)[0], round_, report)
-
-    log.set_level("error")
-    Recovery.after_round = after_round  # type: ignore[method-assign]
-    try:
-        run_serial(config.parse(options), plots=False)
-    finally:
-        Recovery.after_round = end  # type: ignore[method-assign]
 
 
 def seconds_of(result: LaunchResult, run: Path) -> list[float]:
