@@ -15,15 +15,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
+import psutil
 
 from benchmarks.common import ROOT, completed, seconds_of, write_images
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 
-TICK = os.sysconf("SC_CLK_TCK")
 ROUND = re.compile(r"\bround +(\d+)/")
 RUN = (
     'strategy="fedper" dataset="device" model="lenet5-1" input-shape="1,8,8" num-classes=2 '
@@ -53,10 +52,10 @@ class Meter(threading.Thread):
 
     def look(self) -> None:
         """Update `used`."""
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                about = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
-                self.used[int(about[3]), int(name)] = (int(about[11]) + int(about[12])) / TICK
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # it has ended just now
+                times = process.cpu_times()
+                self.used[os.getsid(process.pid), process.pid] = times.user + times.system
 
     def seconds(self, sessions: Iterable[int]) -> float:
         """Return the processor time of sessions so far."""
@@ -71,9 +70,8 @@ class Meter(threading.Thread):
 
 def pss(pid: int) -> float:
     """Return the proportional share of memory of a process in MB; 0 if it is gone."""
-    with suppress(OSError):
-        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+    with suppress(psutil.Error):
+        return float(psutil.Process(pid).memory_full_info().pss) / 1e6
     return 0.0
 
 

@@ -7,7 +7,6 @@ both kinds by turns. Prints medians and page faults a step, and whether the mode
 """
 
 import argparse
-import hashlib
 import resource
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ import torch
 from benchmarks.common import random_samples, trainer_of
 from fedapps.core.memory import keep_freed
 from fedapps.training.draw import Draw
+from fedapps.training.features import digest
 from fedapps.training.plan import Stage
 
 CLASSES, SAMPLES, BATCH, EPOCHS, TURNS = 100, 500, 50, 4, 5
@@ -36,10 +36,8 @@ def measure(name: str) -> None:
         trainer.train(data, (stage,), Draw(0, "train", epoch, 0))
         times.append((time.perf_counter() - begin) / STEPS)
         faults.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS)
-    digest = hashlib.sha256()
-    for value in trainer.model.state_dict().values():
-        digest.update(value.contiguous().numpy().tobytes())
-    print(1000 * statistics.median(times[1:]), statistics.median(faults[1:]), digest.hexdigest())
+    end = digest(trainer.model, trainer.model.state_dict()).hex()
+    print(1000 * statistics.median(times[1:]), statistics.median(faults[1:]), end)
 
 
 def child(name: str, kind: str) -> tuple[float, float, str]:

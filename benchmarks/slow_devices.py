@@ -57,7 +57,7 @@ class Slow(warm.Process):
 def main() -> None:
     """Run the devices until the process is ended."""
     port, certificate, folder, data, count, seconds = sys.argv[1:]
-    loop, api = answering.LOOP.load(), answering.API.load()
+    loop, api, tasks = answering.LOOP.load(), answering.API.load(), answering.STATE.load()
     here = threading.local()  # what belongs to the thread of one device
     pause = SimpleNamespace(sleep=lambda seconds: here.pause.sleep(seconds))
     vars(loop)["time"] = Overlay(time, sleep=pause.sleep)
@@ -76,7 +76,7 @@ def main() -> None:
     vars(loop)["_push_messages"] = lambda **parts: here.answering.answer_and_push(**parts)
 
     def run(number: int) -> None:
-        here.answering = made = answering.Answering(loop, api)
+        here.answering = made = answering.Answering(loop, api, tasks)
         made._push, slow = push, Slow(float(seconds))
         vars(made)["process"] = slow
         here.pause = PollingPause(slow.end_idle)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from scipy import stats
 
 from benchmarks.common import completed, given, in_folder, write_images
 from deploy.deployment import Deployment
@@ -144,8 +145,8 @@ def show(rows: list[dict[str, str]], count: int) -> None:
             f"device {client}: runs {SHARES[client]:4.0%} of the time, {len(real[client])} rounds, "
             f"{pairs[-1][0]:7.2f} s, virtual {pairs[-1][1]:7.2f} s"
         )
-    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    print(f"rank correlation over {len(pairs)} devices: {np.corrcoef(ranks.T)[0, 1]:.3f}")
+    correlation = stats.spearmanr(pairs).statistic
+    print(f"rank correlation over {len(pairs)} devices: {correlation:.3f}")
 
 
 if __name__ == "__main__":
