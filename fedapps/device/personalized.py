@@ -7,7 +7,6 @@ what inputs and targets are, class names and normalization as JSON. A file is wr
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
@@ -25,12 +24,12 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz, write_whole
 from fedapps.core.schema import Scalar
 from fedapps.data.pictures import MOST_PIXELS
-from fedapps.data.spec import PLAIN, Normalization, Spec, image_spec, label_spec
+from fedapps.data.spec import PLAIN, Normalization, Spec, label_spec
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
 from fedapps.models.layers import as_stored
 from fedapps.report.directory import csv_text
-from fedapps.tasks import CLASSIFICATION, Task, task_for
+from fedapps.tasks import Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
@@ -153,25 +152,14 @@ def load(path: Path) -> Personalized:
         )
     try:
         with safe_open(path, "pt") as file:
-            about = _about((file.metadata() or {}).get("fedapps", ""))
+            header = (file.metadata() or {}).get("fedapps", "")
+            about = msgspec.json.decode(header, type=ModelMetadata)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         module = _module(about, sum(value.numel() for value in tensors.values()))
         module.load_state_dict(tensors)
     except _UNREADABLE as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     return Personalized(module, about).eval()
-
-
-def _about(text: str) -> ModelMetadata:
-    """Read a header; earlier versions had the `shape` of images with labels, or `fill` by means."""
-    told = msgspec.json.decode(text)
-    if isinstance(told, dict) and "shape" in told:
-        images, labels = image_spec(told["shape"]), label_spec(len(told["names"]))
-        told |= {"inputs": asdict(images), "targets": asdict(labels)}
-        told["config"] |= {"task": CLASSIFICATION.name}
-    if isinstance(told, dict) and told.get("fill"):
-        told["filling"] = told["mean"]
-    return msgspec.convert(told, ModelMetadata)
 
 
 def _module(about: ModelMetadata, held: int) -> nn.Module:

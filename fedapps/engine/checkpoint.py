@@ -56,11 +56,6 @@ class Best(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, since=self.since + 1)
 
 
-def _not_counted() -> FailureCounts:
-    """Return the counts of an earlier version's checkpoint, which does not say who succeeded."""
-    return FailureCounts(succeeded=["train", "evaluate"])
-
-
 class Progress(ReportState, frozen=True, kw_only=True):
     """How far a run is: everything in a checkpoint except the arrays.
 
@@ -68,17 +63,16 @@ class Progress(ReportState, frozen=True, kw_only=True):
     on validation samples so far; `best_if_longer` is that of a run with more rounds, if it would
     not have evaluated this one. `failures` counts failures, for the rules that end a run. `names`
     lists the arrays in the order in which they were created. `source` is the SHA-256 of the file
-    `initial-model`. `clients` is the number of clients; 0 in a checkpoint of an earlier version,
-    whose number cannot change.
+    `initial-model`. `clients` is the number of clients.
     """
 
     versions: dict[int, int]
     best: Best
     best_if_longer: Best | None = None
-    failures: FailureCounts = msgspec.field(default_factory=_not_counted)
-    names: tuple[str, ...] = ()
-    source: str = ""
-    clients: int = 0
+    failures: FailureCounts
+    names: tuple[str, ...] = ()  # set by `Checkpoint.pack`
+    source: str
+    clients: int
 
 
 @dataclass(frozen=True)

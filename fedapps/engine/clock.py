@@ -115,7 +115,6 @@ class VirtualClock(Clock):
         if (self.strategy.state[DEVICES] != self.profiles.digest).any():
             text = self.strategy.settings.devices
             raise RunError(f'devices = "{text}": the devices are not those that the run began with')
-        self.strategy.state.setdefault(COUNTED, np.ones((), np.int64))  # earlier versions: unknown
 
     def there(self, round_: int) -> Sequence[int]:
         """Return the clients that are available, and not at work for an earlier round."""

@@ -66,7 +66,7 @@ class Recovery:
                 "in both: resume with the version of fedapps that run.json names"
             )
         before, now = found.progress.clients, self.settings.num_clients
-        grows = 0 < before < now
+        grows = before < now
         for old, new in ((strategy.arrays, found.arrays), (strategy.state, found.state)):
             for key in old.keys() & new.keys():
                 if grows and old is strategy.state and strategy.grows(key):

@@ -34,9 +34,8 @@ BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/410
 
 def state_folder(run: Path, client: int, clients: int) -> Path:
     """Return the folder for the state of one of so many `clients` of a simulated run."""
-    flat = run / CLIENTS / str(client)
-    if clients <= FLAT or flat.is_dir():  # earlier versions had all of them side by side
-        return flat
+    if clients <= FLAT:
+        return run / CLIENTS / str(client)
     first = client - client % BRANCH
     return run / CLIENTS / f"{first}-{first + BRANCH - 1}" / str(client)
 
@@ -167,7 +166,7 @@ def _read(path: Path, writer: str) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
         digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")
-    if digest not in ("", _digest(tensors)):  # files of earlier versions have nothing of it
+    if digest != _digest(tensors):
         raise ValueError(f"{path} was altered")
     if writer and told not in ("", writer):
         raise ValueError(f"{path} was written by {told}")

@@ -164,16 +164,6 @@ def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, t
         assert torch.equal(found(pixels), model(pixels))
 
 
-def test_a_model_file_of_an_earlier_version_is_read(trained, tmp_path):
-    """Its header had the shape of images, and no task."""
-    model, state = trained
-    header = {"shape": [1, 8, 8], "inputs": None, "targets": None}
-    path = forged(state, {}, tmp_path / "older.safetensors", header)
-    pixels = torch.rand(3, 1, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(personalized.load(path)(pixels), model(pixels))
-
-
 def forged(state, settings, path, header=None):
     """Write a device's model with other settings or other values in its header."""
     with safe_open(state / personalized.FILE, "pt") as file:

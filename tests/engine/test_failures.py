@@ -11,7 +11,6 @@ import pytest
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.engine import failed_clients
-from fedapps.engine.checkpoint import Progress
 from fedapps.engine.failures import FailureCounts
 from fedapps.method.update import Failure
 
@@ -71,13 +70,6 @@ def ends(rounds, devices=True, killed=False, **settings):
 ])  # fmt: skip
 def test_devices_may_all_fail_for_a_while(rounds, end, killed):
     assert ends(rounds, killed=killed) == end
-
-
-def test_a_checkpoint_of_an_earlier_version_does_not_say_that_nobody_succeeded():
-    about = {"round": 8, "seconds": 0.0, "tables": {}, "classes": [], "versions": {}, "best": {}}
-    counts = msgspec.convert(about, Progress).failures
-    failures = [Failure(client, "no luck") for client in range(4)]
-    counts.apply(policy().settings, 9, "train", failures, 4, 4, devices=True)
 
 
 def test_a_simulation_ends_at_once():

@@ -27,6 +27,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.engine import again, best, checkpoint, store
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
+from fedapps.engine.failures import FailureCounts
 from fedapps.engine.federation import Federation
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.recovery import SPENT
@@ -528,8 +529,9 @@ def test_without_a_checkpoint_that_is_whole_there_is_no_resuming(files, content,
 @given(st.binary(max_size=300), st.integers(0, 10**9))
 def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
     progress = Progress(
-        round=3, seconds=1.5, tables={"rounds.csv": 7}, classes=[], versions={1: 2}, best=Best()
-    )
+        round=3, seconds=1.5, tables={"rounds.csv": 7}, classes=[], versions={1: 2}, best=Best(),
+        failures=FailureCounts(), source="", clients=3,
+    )  # fmt: skip
     arrays = {"b": np.arange(3, dtype=np.float32), "a": np.float32(2)[None]}
     state = {"votes": np.eye(2, dtype=int), "known": np.array(True), "none": np.zeros((0, 3))}
     packed = Checkpoint(progress, arrays, state).pack()
@@ -552,7 +554,10 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
 @pytest.mark.parametrize("value", [[1, 2], {"b": np.zeros(2)}, None, 3])
 def test_a_state_that_would_come_back_as_something_else_is_named(value):
     """A list, for example, comes back as an array, to which `+` does not append."""
-    progress = Progress(round=1, seconds=0, tables={}, classes=[], versions={}, best=Best())
+    progress = Progress(
+        round=1, seconds=0, tables={}, classes=[], versions={}, best=Best(),
+        failures=FailureCounts(), source="", clients=3,
+    )  # fmt: skip
     kind = type(value).__name__
     line = rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
     with pytest.raises(RunError, match=line):

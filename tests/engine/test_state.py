@@ -289,17 +289,14 @@ def test_a_state_that_the_disk_does_not_take_is_a_line_and_leaves_the_old_one(tm
     assert store.load_version(9)[1]["x"].tolist() == [1, 1, 1]
 
 
-def test_folders_of_many_clients_lie_in_a_tree_and_those_of_earlier_versions_are_found(tmp_path):
+def test_folders_of_many_clients_lie_in_a_tree(tmp_path):
     few = state.FLAT
     assert state_folder(tmp_path, 7, few) == tmp_path / "clients/7"
-    old = tmp_path / "clients/41730"
-    old.mkdir(parents=True)
-    assert state_folder(tmp_path, 41730, 10**6) == old
     new = {client: state_folder(tmp_path, client, 10**6) for client in (0, 41731, 999_999)}
     assert new[41731] == tmp_path / "clients/41000-41999/41731"
     for client, folder in new.items():
         ClientStore(folder).save(1, {"own": torch.tensor([client])})
         assert ClientStore(folder).load_version(2)[1]["own"] == client
         assert folder.stat().st_mode & 0o77 == folder.parent.stat().st_mode & 0o77 == 0
-    assert {*state_folders(tmp_path)} == {old, *new.values()}
+    assert {*state_folders(tmp_path)} == {*new.values()}
     assert [*state_folders(tmp_path / "none")] == []

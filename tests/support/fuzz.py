@@ -29,6 +29,7 @@ from fedapps.core import config, log
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
 from fedapps.engine.checkpoint import _MAGIC, Best, Checkpoint, Progress, _checksum
+from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE, ClientStore
 from fedapps.split.frames import BadFrame, Frame, decode, encode
 from fedapps.wire.arrays import unpack_arrays
@@ -211,7 +212,7 @@ def checkpoint() -> Reader:
     """Checkpoints, with checksums that are wrong or right."""
     about = Progress(
         round=7, seconds=1.5, tables={"rounds.csv": 3}, classes=[[1, 2]], versions={0: 7, 3: NONE},
-        best=Best(),
+        best=Best(), failures=FailureCounts(), source="", clients=4,
     )  # fmt: skip
     arrays = {"fc.weight": np.ones((3, 4), np.float32)}
     whole = Checkpoint(about, arrays, {"votes": np.arange(6).reshape(2, 3)}).pack()
