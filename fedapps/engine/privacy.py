@@ -31,7 +31,6 @@ from fedapps.engine.privacy_mode import (
 )
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
-from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import clipped_difference, postprocess
 from fedapps.training.workspace import Workspace
@@ -136,16 +135,6 @@ MODES: dict[str, type[PrivacyMode]] = {
     "local": Local,
     "distributed": Distributed,
 }
-
-
-def privacy(
-    settings: Settings, layout: Layout, state: Arrays, clients: Sequence[int]
-) -> PrivacyMode:
-    """Return the server's side of `dp.mode` for the `clients` that train.
-
-    Raises `RunError` if the settings do not fit.
-    """
-    return MODES[settings.dp.mode](settings, layout, state, clients)
 
 
 def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:

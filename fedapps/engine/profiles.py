@@ -78,15 +78,13 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Profiles:
-    """The devices of all clients, as arrays [clients]; `kind` is an index into `names`.
+    """The devices of all clients, as arrays [clients].
 
     `macs` is in multiply-accumulates per second, `down` and `up` in bytes per second,
     `availability` a probability. `server` is the server's `macs`, and `digest` a checksum of what
     `devices` names, uint8 [32].
     """
 
-    names: tuple[str, ...]
-    kind: np.ndarray
     macs: np.ndarray
     down: np.ndarray
     up: np.ndarray
@@ -133,8 +131,6 @@ def read(text: str, num_clients: int, seed: int) -> Profiles:
         return np.array([getattr(kind, name) for kind in kinds])[of] * factor
 
     return Profiles(
-        names=tuple(kind.name for kind in kinds),
-        kind=of,
         macs=speeds("macs", factors[0]),
         down=speeds("down", factors[1]),
         up=speeds("up", factors[2]),

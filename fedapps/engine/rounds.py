@@ -17,11 +17,11 @@ from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
-from fedapps.engine.privacy import privacy
+from fedapps.engine.privacy import MODES
 from fedapps.engine.questions import ask
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.server_optimizer import ServerOptimizer
-from fedapps.engine.summing import summing
+from fedapps.engine.summing import SecureSumming, Summing
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure, OnePass
@@ -53,12 +53,13 @@ class Rounds:
         self.layout = strategy.layout
         self.fleet = Fleet()
         training = strategy.workspace.population.training
-        self.privacy = privacy(self.settings, self.layout, strategy.state, training)
+        mode = MODES[self.settings.dp.mode]
+        self.privacy = mode(self.settings, self.layout, strategy.state, training)
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
         self.clock = clock(strategy)
-        self.summing = summing(strategy)
+        self.summing = SecureSumming(strategy) if self.settings.secure_sum else Summing()
         self.attackers = collusion.attackers(strategy)
         self.told: set[str] = set()  # what attackers send honestly
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)

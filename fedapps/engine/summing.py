@@ -209,11 +209,6 @@ class SecureSumming(Summing):
         self.moved[client] = before[0] + down, before[1] + up
 
 
-def summing(strategy: BaseStrategy) -> Summing:
-    """Return how the updates of a run are summed; raises `RunError` if that is impossible."""
-    return SecureSumming(strategy) if strategy.settings.secure_sum else Summing()
-
-
 def _cannot(strategy: BaseStrategy) -> str:
     """Say what in the method or the settings of a run needs more than sums; "" if nothing does."""
     s, clients = strategy.settings, strategy.workspace.population.training

@@ -206,22 +206,12 @@ def weighted(
     return total
 
 
-def trimmed_least(attackers: int) -> int:
-    """Return 2 f + 1, the updates of which trimming leaves at least one."""
-    return 2 * attackers + 1
-
-
-def krum_least(attackers: int) -> int:
-    """Return 2 f + 3, the updates that Krum needs."""
-    return 2 * attackers + 3
-
-
 SHARE = ("robust-share",)
 RULES = {
     "median": Rule(of_entries(median)),
-    "trimmed-mean": Rule(of_entries(trimmed_mean), SHARE, trimmed_least),
-    "krum": Rule(of_distances(krum_weights), SHARE, krum_least),
-    "multi-krum": Rule(of_distances(multi_krum_weights), SHARE, krum_least),
+    "trimmed-mean": Rule(of_entries(trimmed_mean), SHARE, lambda f: 2 * f + 1),
+    "krum": Rule(of_distances(krum_weights), SHARE, lambda f: 2 * f + 3),
+    "multi-krum": Rule(of_distances(multi_krum_weights), SHARE, lambda f: 2 * f + 3),
     "geometric-median": Rule(of_distances(geometric_weights)),
     "clipped": Rule(clipped, ("clip-radius",)),
 }

@@ -82,7 +82,7 @@ LEAK = Figure(
 )
 
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # hosts that are this machine
 
 
 def reachable(address: str, told: str) -> str:
@@ -113,11 +113,6 @@ def read_certificate(folder: Path) -> str:
         return (folder / "ca.crt").read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f'channel-tls = "{folder}": ca.crt cannot be read: {error}') from error
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether an address (host:port) is on this machine, so that no data leaves it."""
-    return address.rpartition(":")[0] in LOOPBACK
 
 
 def least_cut(plans: Mapping[int, Plan]) -> int:

@@ -31,9 +31,9 @@ from fedapps.split.server_part import ServerPart
 from fedapps.split.session import Session
 from fedapps.split.setup import (
     LEAK,
+    LOOPBACK,
     OversampleSettings,
     check_settings,
-    is_loopback,
     least_cut,
     reachable,
     read_certificate,
@@ -182,7 +182,7 @@ class SplitStrategy(BaseStrategy):
     def running(self) -> Iterator[None]:
         """Serve the channel during the run."""
         s = self.settings
-        if not self._tls and not is_loopback(self._reach):
+        if not self._tls and self._reach.rpartition(":")[0] not in LOOPBACK:
             log.warning("without channel-tls, features, labels and tokens are sent unencrypted")
         everyone = {c: self.plan(1, c) for c in self.workspace.population.training}
         counts = dict.fromkeys(everyone, 1)

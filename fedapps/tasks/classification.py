@@ -1,19 +1,15 @@
 """Classification: each sample belongs to one class, whose number is its target."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedapps.data.spec import Spec, label_spec
-from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.metric import Counts, Metric, macro_f1, ratio
 from fedapps.tasks.task import Task, floats, no_more
-
-
-def accuracy(counts: Counts) -> tuple[float, float]:
-    """The samples that are right, of all samples."""
-    return counts["right"].sum(), counts["total"].sum()
 
 
 def balanced(counts: Counts) -> tuple[float, float]:
@@ -22,14 +18,8 @@ def balanced(counts: Counts) -> tuple[float, float]:
     return (counts["right"][there] / counts["total"][there]).sum(), there.sum()
 
 
-def macro_f1(counts: Counts) -> tuple[float, float]:
-    """The F1 scores of the classes, over the classes that occur or are predicted."""
-    both = counts["total"] + counts["predicted"]
-    there = both > 0
-    return (2 * counts["right"][there] / both[there]).sum(), there.sum()
-
-
-ACCURACY = Metric("accuracy", "accuracy", "acc", accuracy)
+ACCURACY = Metric("accuracy", "accuracy", "acc", partial(ratio, "right", "total"))
+F1 = partial(macro_f1, "right", "total")
 
 
 class Classification(Task):
@@ -39,7 +29,7 @@ class Classification(Task):
     metrics = (
         ACCURACY,
         Metric("balanced", "balanced accuracy", "balanced", balanced, by_class=True),
-        Metric("macro_f1", "macro F1", "F1", macro_f1, by_class=True),
+        Metric("macro_f1", "macro F1", "F1", F1, by_class=True),
     )
     of_class = ACCURACY
     has_classes = has_names = True

@@ -12,6 +12,21 @@ PERCENT = "%"
 LOW = 10  # the percentile of clients that the columns decile_* show
 
 
+def ratio(of: str, over: str, counts: Counts) -> tuple[float, float]:
+    """Return the sum of one count over samples, and that of another, which is its weight."""
+    return counts[of].sum(), counts[over].sum()
+
+
+def macro_f1(found: str, true: str, counts: Counts) -> tuple[float, float]:
+    """Return the sum of F1 scores, and of how many classes or labels occur or are predicted.
+
+    `found` counts those that are true and predicted, `true` those that are true.
+    """
+    both = counts[true] + counts["predicted"]
+    there = both > 0
+    return (2 * counts[found][there] / both[there]).sum(), there.sum()
+
+
 def unchanged(mean: float) -> float:
     """Return the value of a metric that is a mean."""
     return mean

@@ -1,13 +1,14 @@
 """Multilabel: each of several labels applies to a sample or not."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedapps.data.spec import FLOAT, WHOLE, Spec
-from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.metric import Counts, Metric, macro_f1
 from fedapps.tasks.task import Task, floats, no_more
 
 COUNTED = ("positive", "predicted", "found", "right")
@@ -22,13 +23,6 @@ def micro_f1(counts: Counts) -> tuple[float, float]:
     return (2 * counts["found"].sum(), both) if both else (1, 1)
 
 
-def macro_f1(counts: Counts) -> tuple[float, float]:
-    """The F1 scores of the labels, over the labels that apply to a sample or are predicted."""
-    both = counts["positive"] + counts["predicted"]
-    there = both > 0
-    return (2 * counts["found"][there] / both[there]).sum(), there.sum()
-
-
 def accuracy(counts: Counts) -> tuple[float, float]:
     """The decisions that are right, of one for each sample and label."""
     return counts["right"].sum(), counts["samples"][0] * len(counts["right"])
@@ -40,7 +34,7 @@ class Multilabel(Task):
     name = "multilabel"
     metrics = (
         Metric("micro_f1", "micro F1", "F1", micro_f1),
-        Metric("macro_f1", "macro F1", "F1", macro_f1, by_class=True),
+        Metric("macro_f1", "macro F1", "F1", partial(macro_f1, "found", "positive"), by_class=True),
         Metric("accuracy", "accuracy", "acc", accuracy),
     )
     has_names = True

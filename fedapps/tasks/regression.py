@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedapps.data.spec import FLOAT, PLAIN, Normalization, Spec
-from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.metric import Counts, Metric, ratio
 from fedapps.tasks.task import Task, floats
 
 ROUNDING = 1e-6  # relative; sums of squares and of magnitudes are rounded separately
@@ -18,14 +19,7 @@ LARGEST = 2 * float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal) / 4
 
 
-def mae(counts: Counts) -> tuple[float, float]:
-    """The magnitudes of the errors, over all values."""
-    return counts["absolute"][0], counts["values"][0]
-
-
-def mse(counts: Counts) -> tuple[float, float]:
-    """The squared errors, over all values."""
-    return counts["squared"][0], counts["values"][0]
+MAE, MSE = (partial(ratio, of, "values") for of in ("absolute", "squared"))
 
 
 def r2(counts: Counts) -> tuple[float, float]:
@@ -46,8 +40,8 @@ class Regression(Task):
     name = "regression"
     scales = True
     metrics = (
-        Metric("mae", "mean absolute error", "MAE", mae, "", False, bounds=(0.0, math.inf)),
-        Metric("mse", "mean squared error", "MSE", mse, "", False, bounds=(0.0, math.inf)),
+        Metric("mae", "mean absolute error", "MAE", MAE, "", False, bounds=(0.0, math.inf)),
+        Metric("mse", "mean squared error", "MSE", MSE, "", False, bounds=(0.0, math.inf)),
         Metric("r2", "R2", "R2", r2, "", bounds=(-math.inf, 1.0)),
     )
     sums = ("absolute", "squared", "spread")

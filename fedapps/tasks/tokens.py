@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -9,20 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from fedapps.core.errors import RunError
 from fedapps.data.spec import WHOLE, Spec
-from fedapps.tasks.metric import Counts, Metric
+from fedapps.tasks.metric import Counts, Metric, ratio
 from fedapps.tasks.task import Task, no_more
 
 MOST_NATS = 700.0  # exp of more is infinite
 
 
-def accuracy(counts: Counts) -> tuple[float, float]:
-    """The tokens that are right, of all tokens."""
-    return counts["right"][0], counts["tokens"][0]
-
-
-def nats(counts: Counts) -> tuple[float, float]:
-    """The cross entropies of the tokens, over all tokens."""
-    return counts["nats"][0], counts["tokens"][0]
+RIGHT, NATS = (partial(ratio, of, "tokens") for of in ("right", "nats"))
 
 
 def perplexity(mean: float) -> float:
@@ -35,8 +29,8 @@ class Tokens(Task):
 
     name = "tokens"
     metrics = (
-        Metric("accuracy", "accuracy", "acc", accuracy),
-        Metric("perplexity", "perplexity", "ppl", nats, "", False, perplexity, (1.0, math.inf)),
+        Metric("accuracy", "accuracy", "acc", RIGHT),
+        Metric("perplexity", "perplexity", "ppl", NATS, "", False, perplexity, (1.0, math.inf)),
     )
     sums = ("nats",)
     of_targets = ("tokens",)

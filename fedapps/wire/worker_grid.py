@@ -17,11 +17,7 @@ from fedapps.wire.replies import unreadable
 from fedapps.wire.requests import is_concurrent
 from fedapps.wire.serial_grid import SerialGrid, give_id
 
-SHARED = (
-    "train",
-    "evaluate",
-    "query.step",
-)  # types of messages that workers get; others cost too little
+SHARED = ("train", "evaluate", "query.step")  # messages that workers get; others cost too little
 LONGEST_WAIT = 30.0  # seconds for all messages; then the rounds look whether the run is to stop
 
 

@@ -353,7 +353,6 @@ def test_methods_that_do_more_than_average_are_refused(method, refusal):
 
 def test_devices_are_drawn_by_share_and_spread():
     named = read("lognormal", 4000, 0)
-    assert named.names == ("phone",)
     for values, median in ((named.macs, 5e9), (named.down, 2.5e6), (named.up, 6.25e5)):
         logs = np.log(values / median)
         assert abs(logs.mean()) < 0.06 and abs(logs.std() - 1) < 0.05
@@ -363,12 +362,13 @@ def test_devices_are_drawn_by_share_and_spread():
 
 def test_shares_are_those_of_clients_that_no_device_names(tmp_path):
     path = tmp_path / "devices.toml"
-    speeds = "macs = 1.0\ndown = 1.0\nup = 1.0\n"
+    network = "down = 1.0\nup = 1.0\n"
     path.write_text(
-        f'[[device]]\nname = "a"\nshare = 3\n{speeds}[[device]]\nname = "b"\n{speeds}'
-        f'[[device]]\nname = "c"\nclients = "1-2,9"\n{speeds}'
+        f'[[device]]\nname = "a"\nshare = 3\nmacs = 1\n{network}'
+        f'[[device]]\nname = "b"\nmacs = 2\n{network}'
+        f'[[device]]\nname = "c"\nclients = "1-2,9"\nmacs = 3\n{network}'
     )
-    kind = read(str(path), 4000, 0).kind
+    kind = read(str(path), 4000, 0).macs - 1
     assert [*np.flatnonzero(kind == 2)] == [1, 2, 9]
     assert abs((kind == 0).sum() / 3997 - 0.75) < 0.03
 

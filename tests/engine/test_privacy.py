@@ -63,7 +63,7 @@ def make_settings(**changes):
 def central(**changes):
     options = {"num_clients": 10, "fraction_train": 0.5, "dp_mode": "central"}
     settings = make_settings(**(options | changes))
-    return privacy.privacy(settings, LAYOUT, {}, range(settings.num_clients))
+    return privacy.MODES[settings.dp.mode](settings, LAYOUT, {}, range(settings.num_clients))
 
 
 def arrays_of(draws, scale=1.0, shapes=SHAPES):
@@ -416,7 +416,7 @@ def test_constants_that_get_noise_are_named_once(tiny_npz, monkeypatch, caplog, 
     keys = 'strategy="fedavg" model="constants" num-clients=3 fraction-train=1.0 dp.delta=0.01'
     space = Workspace(config.read(config.parse([f'{tiny_npz} {keys} dp.mode="{mode}"'])))
     strategy = registry.strategy_class("fedavg")(space)
-    found = privacy.privacy(space.settings, space.layout, {}, range(3))
+    found = privacy.MODES[mode](space.settings, space.layout, {}, range(3))
     for round_ in (1, 2):
         found.begin({client: strategy.plan(round_, client) for client in range(3)})
     told = f'dp.mode = "{mode}": 0.places, no parameters, also get noise'

@@ -15,7 +15,7 @@ from fedapps.core import cgroups, config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
-from fedapps.engine.privacy import privacy
+from fedapps.engine.privacy import MODES
 from fedapps.engine.returned import check_selected
 from fedapps.method import KeepsLast
 from fedapps.method import strategy as strategy_module
@@ -117,7 +117,8 @@ def test_a_round_takes_no_memory_for_clients_that_have_no_part_in_it(tmp_path):
     settings = config.read(flat)
     space = Workspace(settings)
     strategy = registry.strategy_class("fedper")(space)
-    private = privacy(settings, space.layout, {}, space.population.training)
+    mode = MODES[settings.dp.mode]
+    private = mode(settings, space.layout, {}, space.population.training)
 
     def choose():
         there = strategy.clients
