@@ -15,12 +15,10 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.models.layers import layout_of
-from fedapps.report.directory import lines
 from fedapps.training.costs import profile
 from fedapps.training.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
-EMPTY = ROOT / "benchmarks" / "empty_app"
 IMAGES = image_spec((3, 32, 32))
 DATA = "~/fedapps-data"
 Samples = tuple[torch.Tensor, torch.Tensor]
@@ -57,17 +55,10 @@ def timed(work: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[floa
     return time.perf_counter() - begin, result
 
 
-def seconds_of(result: LaunchResult, run: Path) -> list[float]:
-    """Return the seconds of each round of a run; ends the program if the run failed."""
-    completed(result)
-    return [float(row["seconds"]) for row in lines(run / "rounds.csv")]
-
-
-def completed(result: LaunchResult) -> LaunchResult:
+def completed(result: LaunchResult) -> None:
     """End the program if a run failed."""
     if not result.completed:
         raise SystemExit(f"error: {result.error}")
-    return result
 
 
 def write_images(path: Path, labels: np.ndarray, tests: int) -> Path:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import psutil
 
-from benchmarks.common import ROOT, completed, seconds_of, write_images
+from benchmarks.common import ROOT, completed, write_images
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
+from fedapps.report.directory import lines
 
 ROUND = re.compile(r"\bround +(\d+)/")
 RUN = (
@@ -174,8 +175,9 @@ def follow(
     place = f'runs-dir="{deployment.folder}" run-name="measured" evaluate-every={evaluate_every}'
     number = f"num-clients={count} min-available={count} num-rounds={rounds + 2}"
     begin = time.monotonic()
-    result = deployment.run(f"{RUN} {number} {place}", echo=echo)
-    seconds = seconds_of(completed(result), deployment.folder / "measured")[1:-1]
+    completed(deployment.run(f"{RUN} {number} {place}", echo=echo))
+    rows = lines(deployment.folder / "measured" / "rounds.csv")[1:-1]
+    seconds = [float(row["seconds"]) for row in rows]
     costs.rounds = seconds
     if evaluate_every:  # the first of these is the second round
         costs.evaluated, costs.rounds = seconds[::2], seconds[1::2]

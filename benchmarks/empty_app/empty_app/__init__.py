@@ -1,1 +1,1 @@
-"""An app that does nothing, to time Flower itself."""
+"""An app that does nothing, to try Flower itself."""
