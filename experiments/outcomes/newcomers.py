@@ -50,15 +50,12 @@ def newcomers(outcomes: Sequence[Outcome]) -> list[Newcomers]:
     return sorted(found, key=lambda line: -line.unseen)
 
 
-def sample_counts(lines: Sequence[Newcomers]) -> list[int]:
-    """Return with how many samples of each class some of the rows' newcomers were scored."""
-    return sorted({count for line in lines for count in line.few})
-
-
 def sentence(lines: Sequence[Newcomers]) -> str:
     """Say what the columns are, and of which seeds they are the means."""
     usual = max((line.seeds for line in lines), key=len)
-    others = [f"{line.name}: {_listed(line.seeds)}" for line in lines if line.seeds != usual]
+    others = [
+        f"{line.name}: {','.join(map(str, line.seeds))}" for line in lines if line.seeds != usual
+    ]
     apart = f" ({', '.join(others)})" if others else ""
     as_it_comes = any(line.few for line in lines) and not all(line.few for line in lines)
     rest = " Rows without few-shot figures use the shared model as it comes." if as_it_comes else ""
@@ -67,10 +64,6 @@ def sentence(lines: Sequence[Newcomers]) -> str:
         f"{named_seeds(usual)}{apart}. *Seen* are the clients that trained; *few-shot* is how "
         f"newcomers do with so many samples of each class, *unseen* with all of theirs.{rest}"
     )
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ",".join(map(str, seeds))
 
 
 def _mean(by_seed: dict[int, float]) -> float:

@@ -100,7 +100,7 @@ def section(store: Store, table: Table) -> Section:
     if not part.rows:
         _listed(part, ran)
     if later := newcomers.newcomers(done):
-        counts = newcomers.sample_counts(later)
+        counts = sorted({count for line in later for count in line.few})  # of samples
         part.newcomers_said = newcomers.sentence(later)
         part.newcomers_heads = [*newcomers.HEADS, *(f"few-shot {count}" for count in counts)]
         part.newcomers = [line.texts(counts) for line in later]

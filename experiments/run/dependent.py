@@ -40,7 +40,7 @@ def waits(cell: Cell, seed: int) -> bool:
 
 def needed(store: Store, cell: Cell, seed: int) -> list[Job]:
     """Return the runs that are still missing for the settings of a cell."""
-    jobs = [Job(trial, tuning.first_seed(trial)) for trial in tuning.untried(store, [cell])]
+    jobs = [Job(trial, tuning.first_seed(trial)) for trial in tuning.untried(store, cell)]
     if cell.row.worst and not store.find(_other(cell), seed):
         jobs.append(Job(_other(cell), seed))
     return jobs

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
 
 from experiments.papers.table import SCALES, Cell
 from fedapps.core import config
@@ -164,8 +163,8 @@ class Store:
                 own = [path for run in runs if (path := self._path_of(run)) in times]
                 if not own or max(times[path] for path in own) / 1e9 > time.time() - CLOCK:
                     continue
-                text = "".join(json.dumps(_content(run)) + "\n" for run in runs)
-                write_whole(self.folder / scale / f"{table}.jsonl", text.encode())
+                text = b"".join(map(_line, runs))
+                write_whole(self.folder / scale / f"{table}.jsonl", text)
                 for path in own:
                     if path.stat().st_mtime_ns == times[path]:  # on a file system without locks
                         path.unlink()
@@ -206,7 +205,7 @@ class Store:
         path = self.path(cell, run.seed)
         with self._alone, self._in_turn():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, _text(_content(run)).encode())
+            write_whole(path, _line(run))
             self._read[str(path)] = run
 
     def check_writable(self) -> None:
@@ -257,21 +256,9 @@ def nothing_of(cell: Cell, seed: int) -> Run:
     return Run(cell.table.name, cell.name, cell.scale, seed, numeric(cell.config(seed)))
 
 
-def _content(run: Run) -> dict[str, Any]:
+def _line(run: Run) -> bytes:
     """Return what a file has of a run; a line of an earlier version stays as it is."""
     content = asdict(run)
     if not run.seconds_at_work:
         del content["seconds_at_work"]
-    return content
-
-
-def _text(content: dict[str, Any]) -> str:
-    """Return JSON with a line for each key of the top two levels, so that diffs are readable."""
-    lines = []
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            inner = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
-            lines.append(f"{json.dumps(key)}: {{\n" + ",\n".join(inner) + "\n}")
-        else:
-            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return json.dumps(content).encode() + b"\n"

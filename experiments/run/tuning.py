@@ -76,15 +76,10 @@ def chosen(store: Store, cell: Cell) -> str | None:
     return best[1] if best else None
 
 
-def untried(store: Store, cells: Iterable[Cell]) -> list[Cell]:
-    """Return the trials that some cells still need."""
-    return [
-        trial
-        for cell in cells
-        if cell.row.search
-        for trial in trials(cell)
-        if store.find(trial, first_seed(cell)) is None
-    ]
+def untried(store: Store, cell: Cell) -> list[Cell]:
+    """Return the trials that a cell still needs."""
+    tried = trials(cell) if cell.row.search else []
+    return [trial for trial in tried if store.find(trial, first_seed(cell)) is None]
 
 
 def texts(store: Store, cells: Iterable[Cell]) -> Iterator[list[str]]:

@@ -106,9 +106,9 @@ def test_a_row_runs_with_the_best_of_its_trials(toy):
     few = replace(row, row=structs.replace(row.row, also=also))
     read = [reading.reads for trial in tuning.trials(few) for reading in trial.row.readings]
     assert read == 3 * [KIND], "what takes time and decides nothing is not computed"
-    assert tuning.untried(store, [row]) == []
+    assert tuning.untried(store, row) == []
     empty = Store(store.folder / "none")
-    assert [cell.name for cell in tuning.untried(empty, [row])] == [
+    assert [cell.name for cell in tuning.untried(empty, row)] == [
         "better~0", "better~1", "better~2",
     ]  # fmt: skip
     assert [c.row.name for c in settled(empty, table, "cpu")] == [
