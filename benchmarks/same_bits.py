@@ -11,7 +11,6 @@ each run is named.
 """
 
 import contextlib
-import csv
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from safetensors import deserialize
 
 from benchmarks.common import ROOT, given
@@ -174,9 +174,7 @@ def differing_tables(old: Path, new: Path) -> Iterator[str]:
 
 def table(path: Path) -> dict[str, list[str]]:
     """Read a table by columns."""
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    return {name: [row[index] for row in rows] for index, name in enumerate(header)}
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("list")
 
 
 def differing_files(old: Path, new: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ frame.
 """
 
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +36,7 @@ NO_STREAM = 30.0  # seconds until a TCP connection without a stream or handshake
 
 
 @dataclass
-class ChannelServer:
+class ChannelServer(grpc.GenericRpcHandler):
     """Serves the channel at `address` (host:port, port 0: any) for a run; one session at a time.
 
     `tls` is a folder with server.crt and server.key, and with ca.crt for the clients. A frame has
@@ -55,7 +55,7 @@ class ChannelServer:
         self._lock = Lock()  # protects session and contexts
         self._threads = ThreadPoolExecutor(self.streams + SPARE, thread_name_prefix="channel")
         self._server = grpc.server(self._threads, options=_server_options(self.limit))
-        self._server.add_generic_rpc_handlers((_Door(self._handler),))
+        self._server.add_generic_rpc_handlers((self,))
         try:
             self.port = (
                 self._server.add_secure_port(self.address, _server_credentials(self.tls))
@@ -82,8 +82,14 @@ class ChannelServer:
         self._server.stop(grace=1.0).wait()
         self._threads.shutdown(wait=False)
 
-    def _handler(self, metadata: Mapping[str, str | bytes]) -> grpc.RpcMethodHandler:
-        """Return the handler of a new stream; called before the stream has a thread."""
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return the handler of a new stream; called before the stream has a thread.
+
+        It is None if there is no such method.
+        """
+        if call.method != f"/{SERVICE}/{METHOD}":
+            return None
+        metadata = dict(call.invocation_metadata)
         session, client = self._session, _number(metadata.get(CLIENT))
         if session is None or not _fits(session.token(client), metadata.get(TOKEN)):
             if session is not None:
@@ -115,19 +121,6 @@ class ChannelServer:
         finally:
             with self._lock:
                 self._contexts.discard(context)
-
-
-class _Door(grpc.GenericRpcHandler):
-    """Chooses the handler of each stream by the stream's metadata, before it is served."""
-
-    def __init__(self, handler: Callable[[Mapping[str, str | bytes]], grpc.RpcMethodHandler]):
-        self.handler = handler
-
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call, or None if there is no such method."""
-        if call.method != f"/{SERVICE}/{METHOD}":
-            return None
-        return self.handler(dict(call.invocation_metadata))
 
 
 def _turn_away(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -90,10 +89,17 @@ class SplitClient(BaseClient):
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:
         """Join the channel and train; tell the server when this client is done or has failed."""
-        with self._linked(plan) as link:
-            update = super().train_round(plan, received)
-            link.done(take(self.model, self.layout.shared(self.layout.names)))
-            return update
+        if plan.channel is None:
+            raise ChannelError("the plan of a split client has no channel")
+        with connection(plan.channel, self.client) as connected:
+            self.link = Link(self.client, plan.channel, connected)
+            try:
+                update = super().train_round(plan, received)
+                self.link.done(take(self.model, self.layout.shared(self.layout.names)))
+                return update
+            except Exception as error:
+                connected.send(Frame("failed", self.client, text=named(error)[:500]))
+                raise
 
     def train(
         self,
@@ -148,16 +154,3 @@ class SplitClient(BaseClient):
         that they can be scored.
         """
         return []
-
-    @contextmanager
-    def _linked(self, plan: Plan) -> Iterator[Link]:
-        if plan.channel is None:
-            raise ChannelError("the plan of a split client has no channel")
-        with connection(plan.channel, self.client) as connected:
-            self.link = Link(self.client, plan.channel, connected)
-            try:
-                yield self.link
-            except Exception as error:
-                reason = named(error)
-                connected.send(Frame("failed", self.client, text=reason[:500]))
-                raise

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedapps.core.cache import ByteCache
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Slice
 from fedapps.models.modes import eval_mode, freeze_all_but
@@ -23,7 +24,7 @@ from fedapps.training.batches import Samples, epoch_batches
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
-from fedapps.training.features import FeatureCache, digest, features
+from fedapps.training.features import digest, features
 from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -43,7 +44,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.model, self.layout = self.profile.model, self.profile.layout
-        self._features = FeatureCache(self.cache_bytes)
+        # of frozen prefixes, by data and prefix: a digest of its layers, and its outputs
+        self._features: ByteCache[tuple[bytes, Tensor]] = ByteCache(self.cache_bytes)
 
     def train(
         self,
@@ -99,16 +101,16 @@ class Trainer:
 
     def inputs(self, samples: Tensor, prefix: Slice, cache_key: Hashable) -> Tensor:
         """Return the steps' inputs: the outputs of the prefix, or the samples if it is empty."""
-
-        def compute() -> Tensor:
-            return features(self.model, samples, prefix)
-
         if not prefix:
             return samples
         if cache_key is None:
-            return compute()
-        state = digest(self.model, self.layout.keys_of(prefix))
-        return self._features.get((cache_key, prefix), state, compute)
+            return features(self.model, samples, prefix)
+        key, state = (cache_key, prefix), digest(self.model, self.layout.keys_of(prefix))
+        before, outputs = self._features.get(key) or (b"", samples)
+        if before != state:
+            outputs = features(self.model, samples, prefix)
+            self._features.put(key, (state, outputs), outputs.nbytes)
+        return outputs
 
     def cached_prefix(self, trained: Slice, size: int, start: str = "") -> Slice:
         """Return the longest frozen prefix whose outputs for `size` samples may be cached.

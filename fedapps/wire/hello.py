@@ -82,10 +82,7 @@ def pack_hello(message: Message, hello: Hello) -> Message:
     """Make the answer to a greeting."""
     figures = msgspec.to_builtins(hello)
     records = {"hello": figures, "health": figures.pop("health")}
-    content = RecordDict()
-    for name, values in records.items():
-        if values:
-            content[name] = ConfigRecord(values)
+    content = RecordDict({name: ConfigRecord(values) for name, values in records.items() if values})
     return Message(content, reply_to=message)
 
 

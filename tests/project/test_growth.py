@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from fedapps.core import cgroups, config, memory, registry
 from fedapps.core.cache import ByteCache
@@ -19,7 +18,6 @@ from fedapps.engine.privacy import MODES
 from fedapps.engine.returned import check_selected
 from fedapps.method import KeepsLast
 from fedapps.method import strategy as strategy_module
-from fedapps.training.features import FeatureCache
 from fedapps.training.workspace import Workspace
 
 # Caches
@@ -87,15 +85,6 @@ def test_data_of_a_client_that_are_there_take_the_same_work_whoever_else_is_ther
         space.samples(client, "train")
     assert calls(lambda: space.samples(0, "train")) == alone
     assert space.data._cache.held == 800 * 4 * 64 * 1.5  # 3 of 4 samples of each are for training
-
-
-def test_so_do_outputs_of_a_frozen_prefix():
-    cache, values = FeatureCache(2**20), torch.zeros(4)
-    cache.get(0, b"", lambda: values)
-    alone = calls(lambda: cache.get(0, b"", lambda: values))
-    for key in range(400):
-        cache.get(key, b"", lambda: values)
-    assert calls(lambda: cache.get(0, b"", lambda: values)) == alone
 
 
 def test_a_round_takes_no_memory_for_clients_that_have_no_part_in_it(tmp_path):

@@ -22,7 +22,6 @@ from fedapps.models.norms import use_batch_statistics
 from fedapps.training.augment import crop_flip, windows
 from fedapps.training.costs import profile
 from fedapps.training.draw import Draw
-from fedapps.training.features import FeatureCache
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
@@ -521,20 +520,6 @@ def test_kept_features_serve_later_rounds_until_the_prefix_changes(name, changed
         assert len(set(macs)) == 1, "kept or not, the figures are the same"
         results[keep] = state(trainer)
     assert same(results[None], results["client 3"])
-
-
-def test_the_feature_cache_keeps_to_its_limit_and_drops_the_oldest():
-    cache, made = FeatureCache(3 * 40), []
-
-    def get(key, state=b"a"):
-        return cache.get(key, state, lambda: made.append(key) or torch.full((10,), 1.0 * len(made)))
-
-    for key in (1, 2, 3, 1, 4, 1, 2):  # float32: 40 bytes each, three fit
-        get(key)
-    assert made == [1, 2, 3, 4, 2]
-    assert get(2).tolist() == [5.0] * 10
-    get(2, b"b")
-    assert made == [1, 2, 3, 4, 2, 2]
 
 
 def cached_layers(trainer, trained, epochs=2, n=10):
