@@ -49,17 +49,16 @@ class Rounds:
 
     def __init__(self, strategy: BaseStrategy) -> None:
         self.strategy = strategy
-        self.settings = strategy.settings
+        self.settings = s = strategy.settings
         self.layout = strategy.layout
         self.fleet = Fleet()
         training = strategy.workspace.population.training
-        mode = MODES[self.settings.dp.mode]
-        self.privacy = mode(self.settings, self.layout, strategy.state, training)
+        self.privacy = MODES[s.dp.mode](s, self.layout, strategy.state, training)
         self.privacy.check_strategy(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
         self.clock = clock(strategy)
-        self.summing = SecureSumming(strategy) if self.settings.secure_sum else Summing()
+        self.summing = SecureSumming(strategy) if s.secure_sum else Summing()
         self.attackers = collusion.attackers(strategy)
         self.told: set[str] = set()  # what attackers send honestly
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
