@@ -106,12 +106,10 @@ def test_what_an_evaluation_computes_before_the_score_costs(flat_config, tiny_np
     assert made.evaluate(0)["finetune_macs"] == times * counter.get_total_flops() / 2
 
 
-@pytest.mark.parametrize(
-    "method", ["feddyn", "fedfomo", "pfedsim", "fedap", "lgfedavg", "fedcmd", "pfedhn"]
-)
+@pytest.mark.parametrize("method", ["fedfomo", "pfedsim", "fedap", "pfedhn"])
 def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypatch, method):
     """In every round a new object takes over from what a file holds: nothing changes."""
-    base = f'strategy="{method}" num-rounds=4 evaluate-every=0 model="lenet5"'
+    base = f'strategy="{method}" num-rounds=3 evaluate-every=0 model="lenet5"'
     plain = serial_run(tiny_npz, base)
     configure = BaseStrategy.configure_train
 
@@ -211,7 +209,7 @@ def test_what_clients_send_beside_layers_is_known(method, tiny_npz):
         return
     late = {"fedap": "fedap.warmup=0.5", "fedcmd": "fedcmd.selection-fraction=0.5"}
     more = f"{late.get(method, '')} validation-fraction=0.2 {needed(method)}"
-    keys = f'{tiny_npz} strategy="{method}" num-rounds=3 {more}'
+    keys = f'{tiny_npz} strategy="{method}" num-clients=4 num-rounds=3 local-epochs=1 {more}'
     run, found = rehearse(cls, registry.client_class(method), keys), set()
     for round_ in (1, 2, 3):
         plans = [run.strategy.plan(round_, client) for client in run.strategy.clients]

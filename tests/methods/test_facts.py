@@ -42,30 +42,6 @@ def test_fedbabu_without_head_is_by_templates(serial_run, read_model, workspace_
     assert shown == pytest.approx(np.mean(accuracies), abs=1e-12)
 
 
-def test_fedseq_gives_the_figures_of_its_base(serial_run, untimed_rounds):
-    body = 'strategy="fedseq" fedseq.groups=1 fedseq.base="fedbabu"'
-    one, two = (untimed_rounds(serial_run(text))[-1] for text in (body, 'strategy="fedbabu"'))
-    assert one["accuracy_without_head"] == two["accuracy_without_head"] != ""
-
-
-def test_fedprox_with_mu_0_is_fedavg(serial_run, untimed_rounds):
-    prox = serial_run('strategy="fedprox" fedprox.prox-mu=0.0')
-    average = serial_run('strategy="fedavg"')
-    assert untimed_rounds(prox) == untimed_rounds(average)
-    assert (prox / "model.safetensors").read_bytes() == (average / "model.safetensors").read_bytes()
-
-
-def test_fedper_sends_all_but_the_head_or_all_but_the_named_layers(serial_run, untimed_rounds):
-    sizes = {"conv1": 832, "conv2": 51_264, "fc1": 131_584, "fc2": 5_130}
-    for named in ("", "fc1", "conv1,fc2"):
-        folder = serial_run(f'strategy="fedper" fedper.personal-layers="{named}"')
-        personal = named.split(",") if named else ["fc2"]
-        shared = sum(size for name, size in sizes.items() if name not in personal)
-        assert [int(row["bytes_up"]) for row in untimed_rounds(folder)] == [4 * shared * 3] * 2
-        stored = load_file(next((folder / "clients").glob("*/*.safetensors")))
-        assert {key.split("/")[1].partition(".")[0] for key in stored} == set(personal)
-
-
 @pytest.mark.parametrize("name", ["local", "centralized"])
 def test_with_one_client_it_is_fedavg_without_traffic(name, serial_run, untimed_rounds):
     """Averaging changes nothing then: both agree bit by bit."""

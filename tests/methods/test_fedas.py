@@ -30,15 +30,6 @@ def test_an_evaluation_aligns_the_body_alone_in_a_copy(tiny_npz):
     )
 
 
-def test_without_alignment_clients_train_as_fedpers(tiny_npz, serial_run, read_csv):
-    keys = "num-rounds=1 momentum=0.5 local-epochs=2"
-    one = serial_run(tiny_npz, f'strategy="fedas" {keys} fedas.align-epochs=0')
-    two = serial_run(tiny_npz, f'strategy="fedper" {keys}')
-    mine, theirs = (read_csv(folder, "rounds.csv")[0] for folder in (one, two))
-    assert mine["train_loss"] == theirs["train_loss"]
-    assert int(mine["bytes_up"]) == int(theirs["bytes_up"]) + 3 * 4
-
-
 @pytest.mark.parametrize("bn_stats", ["batch", "local"])
 def test_the_information_of_a_lone_last_sample_counts(tiny_npz, bn_stats):
     """It joins the batch before it, because a BatchNorm of a batch needs two."""

@@ -71,14 +71,3 @@ def test_counts_of_classes_weigh_no_more_than_the_samples_of_a_client(
     np.testing.assert_allclose(strategy.state[f"{kept}/count"], own + others, rtol=1e-6)
     share = strategy.state[f"{kept}/mean"][:, 0]
     np.testing.assert_allclose(share, own / (own + others), rtol=1e-6)
-
-
-def test_without_a_pull_it_is_local(tiny_npz, serial_run, read_csv):
-    base = tiny_npz, "num-rounds=3 momentum=0.5 local-epochs=2"
-    keys = 'fedproto.lambda=0.0 fedproto.predict="head"'
-    mine = serial_run(*base, f'strategy="fedproto" {keys}')
-    alone = serial_run(*base, 'strategy="local" local.match-compute=true')
-    for one, other in zip(
-        read_csv(mine, "clients.csv"), read_csv(alone, "clients.csv"), strict=True
-    ):
-        assert one["loss"] == other["loss"] and one["accuracy_initial"] == other["accuracy_initial"]

@@ -17,26 +17,6 @@ def rehearsal(tiny_npz, keys):
     return rehearse(Scaffold, ScaffoldClient, f"{whole} {BASE} {keys}")
 
 
-def test_c_is_the_mean_of_all_c_i(tiny_npz):
-    run = rehearsal(tiny_npz, 'fraction-train=0.5 model="lenet5" momentum=0.5')
-    run.rounds(4)
-    assert len(run.clients) > 2
-    for name, c in run.strategy.state.items():
-        key = f"own/{name.removeprefix('c/')}"
-        total = sum(state[key].numpy().astype(float) for state in run.clients.values())
-        np.testing.assert_allclose(c, total / 4, atol=1e-6)
-    assert {n.removeprefix("c/") for n in run.strategy.state} == set(run.layout.parameters)
-
-
-def test_one_client_is_fedavg(tiny_npz, serial_run, read_model):
-    keys = "num-clients=1 fraction-train=1.0 num-rounds=3 momentum=0.5"
-    one, two = (
-        read_model(serial_run(tiny_npz, f"{keys} strategy={n}")) for n in ("scaffold", "fedavg")
-    )
-    for key, value in one.items():
-        np.testing.assert_allclose(value, two[key], atol=1e-6)
-
-
 def test_a_run_that_grows_keeps_the_mean(tiny_npz):
     run = rehearsal(tiny_npz, "fraction-train=1.0")
     run.rounds(1)

@@ -17,18 +17,19 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": "feddyn.strength=0.1 feddyn.max-norm=0.8",
-    "momentum": "feddyn.strength=0.05",
+    "momentum": "feddyn.strength=0.05 prox-mu=0.2",
 }
 
 
 def regularized(world, g, server):
-    """Return gradients of L - <g, theta> + (alpha/2)||theta - w||^2, clipped to `max-norm`."""
+    """Return gradients of L - <g, theta> + (alpha/2)||theta - w||^2, pulled and clipped."""
 
     def linear(model, x, y):
         own = [g[name] for name, _ in model.named_parameters()]
         return [a - b for a, b in zip(gradients_of(model, x, y), own, strict=True)]
 
-    return clipped(world.s.max_norm, pulled(world["feddyn.strength"], server, linear))
+    near = pulled(world.s.prox_mu, server, pulled(world["feddyn.strength"], server, linear))
+    return clipped(world.s.max_norm, near)
 
 
 def feddyn(world):
