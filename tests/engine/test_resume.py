@@ -4,6 +4,7 @@ import csv
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -214,20 +215,20 @@ def test_a_run_does_not_go_on_with_other_pixels(interrupted, make_npz, tmp_path)
     resumed(folder)
 
 
-@pytest.mark.parametrize("code", ["strategies.fedper", "clients.fedper", "models.mine"])
-def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path, code):
+def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path):
     model = tmp_path / "mine.py"
     build = "Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, *outputs.shape))"
     model.write_text(f"from torch import nn\n\ndef make(inputs, outputs):\n    return nn.{build}\n")
     folder = interrupted('strategy="fedper"', f'model="{model}:make"')
-    source = Path(sys.modules[code].__file__) if code != "models.mine" else model
-    edited, read = tmp_path / "edited.py", Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(edited if path == source else path))
-    text = source.read_text("utf-8")
-    edited.write_text(f"{text}\nOTHER = 1\n", "utf-8")
-    with pytest.raises(RunError, match=r"code.* ha(s|ve) changed since the run began"):
-        resumed(folder)
-    edited.write_text(f"# only a comment\n{text}", "utf-8")
+    names = ("strategies.fedper", "clients.fedper")
+    sources = [model, *(Path(sys.modules[name].__file__) for name in names)]
+    edits, read = {}, Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: edits.get(path) or read(path))
+    for source in sources:
+        edits[source] = read(source) + b"\nOTHER = 1\n"
+        with pytest.raises(RunError, match=r"code.* ha(s|ve) changed since the run began"):
+            resumed(folder)
+        edits[source] = b"# only a comment\n" + read(source)
     resumed(folder)
 
 
@@ -293,17 +294,17 @@ def test_a_run_holds_its_directory(serial_run, monkeypatch):
         assert alone
 
 
-@pytest.mark.parametrize(("change", "line"), [
-    (lambda arrays: arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
-    (lambda arrays: {k: v for k, v in arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
-    (lambda arrays: arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
-])  # fmt: skip
-def test_a_checkpoint_of_another_model_is_refused(interrupted, change, line):
+def test_a_checkpoint_of_another_model_is_refused(interrupted):
     folder = interrupted()
     found = checkpoint.load(folder)
-    checkpoint.save(folder, replace(found, arrays=change(found.arrays)))
-    with pytest.raises(RunError, match=line):
-        resumed(folder)
+    for arrays, line in (
+        (found.arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
+        ({k: v for k, v in found.arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
+        (found.arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
+    ):
+        checkpoint.save(folder, replace(found, arrays=arrays))
+        with pytest.raises(RunError, match=line):
+            resumed(folder)
 
 
 def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, monkeypatch):
@@ -326,25 +327,27 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
     assert differences(folder, copy) == []
 
 
-@pytest.mark.parametrize(("option", "line"), [
-    ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
-    ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
-])  # fmt: skip
-def test_other_settings_are_named(interrupted, option, line):
+def test_other_settings_are_named(interrupted):
     folder = interrupted()
-    with pytest.raises(RunError, match=line):
-        resumed(folder, f"{option}")
+    for option, line in (
+        ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
+        ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
+    ):
+        with pytest.raises(RunError, match=line):
+            resumed(folder, option)
 
 
-@pytest.mark.parametrize("name", ["rounds.csv", "clients.csv"])
-def test_tables_of_another_version_get_no_lines_of_this_one(name, interrupted):
+def test_tables_of_another_version_get_no_lines_of_this_one(interrupted):
     folder = interrupted()
-    head, _, rest = (folder / name).read_text().partition("\n")
-    text = f"{head.rpartition(',')[0]},older\n{rest}"
-    (folder / name).write_text(text)
-    with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
-        resumed(folder)
-    assert (folder / name).read_text() == text
+    for name in ("rounds.csv", "clients.csv"):
+        before = (folder / name).read_text()
+        head, _, rest = before.partition("\n")
+        text = f"{head.rpartition(',')[0]},older\n{rest}"
+        (folder / name).write_text(text)
+        with pytest.raises(RunError, match=f"{name}: has other columns than this version"):
+            resumed(folder)
+        assert (folder / name).read_text() == text
+        (folder / name).write_text(before)
 
 
 def test_a_checkpoint_names_no_file_but_the_tables_of_its_run(interrupted, tmp_path):
@@ -450,11 +453,11 @@ def test_a_schedule_does_not_go_back(options, rounds, enough, too_many, serial_r
     resumed(folder, f"num-rounds={enough}")
 
 
-@pytest.mark.parametrize("strategy", ["pfedsim", "fedap"])
+@pytest.mark.parametrize("strategy", [THOROUGH("pfedsim"), "fedap"])
 def test_a_warm_up_does_not_end_where_it_went_on(strategy, serial_run, monkeypatch):
     """It takes half of the rounds. What follows is prepared at its end, and not later."""
     monkeypatch.setattr(checkpoint, "KEPT", 100)
-    options = f'strategy="{strategy}" model="conv4" evaluate-every=0'
+    options = f'strategy="{strategy}" model="lenet5" evaluate-every=0'
     whole, longer = (serial_run(options, f"num-rounds={rounds}") for rounds in (4, 8))
     killed = shutil.copytree(longer, longer.with_name("killed"))
     back_to(killed, 2)
@@ -487,15 +490,13 @@ def test_a_run_that_goes_on_has_checkpoints_and_keeps_them(serial_run, read_csv)
 # Broken files -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "empty"])
-def test_of_a_broken_checkpoint_the_one_before_is_taken(damage, serial_run, tmp_path, capsys):
+def test_of_a_broken_checkpoint_the_one_before_is_taken(serial_run, tmp_path, capsys):
+    """Which files are broken, `test_a_checkpoint_is_read_whole_or_not_at_all` says."""
     whole = serial_run('num-rounds=3 strategy="fedper"')
     folder = tmp_path / "copy"
     shutil.copytree(whole, folder)
     newest = folder / "checkpoint/round-000003.fedapps"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes({"truncated": data[:-1], "altered": data, "empty": b""}[damage])
+    newest.write_bytes(newest.read_bytes()[:-1])
     resumed(folder)
     assert "round-000003.fedapps is skipped" in capsys.readouterr().out
     assert differences(whole, folder) == []
@@ -606,13 +607,12 @@ def test_the_older_checkpoint_finds_its_states(tmp_path):
     import torch
 
     for every in (1, 2, 5):
+        store, rounds = ClientStore(tmp_path / str(every)), []
         for last in range(1, 30):
-            store = ClientStore(tmp_path / f"{every}-{last}/clients/0")
-            store.folder.parent.mkdir(parents=True)
-            rounds = [r for r in range(1, last + 1) if r % 3]
-            for round_ in rounds:
-                stored = ClientStore(store.folder, needed_after(round_, every))
-                stored.save(round_, {"x": torch.tensor(round_)})
+            if last % 3:
+                rounds.append(last)
+                stored = ClientStore(store.folder, needed_after(last, every))
+                stored.save(last, {"x": torch.tensor(last)})
             there = [done for done in range(0, last) if done % every == 0][-2:]
             for done in there:
                 wanted = max((r for r in rounds if r <= done), default=NONE)
@@ -657,13 +657,13 @@ def test_a_repeated_release_counts_again(interrupted, read_csv):
         resumed(folder)
 
 
-@pytest.mark.parametrize("program", ["fedapps", "flwr-serverapp"])
-def test_flwr_run_alone_is_told_of_resume_toml(interrupted, program, monkeypatch):
-    folder = interrupted()
-    monkeypatch.setattr(sys, "orig_argv", ["python", f"/bin/{program}", "serial"])
-    with pytest.raises(RunError, match=r"lr = 0\.7 \(the run has .*\); leave them out") as caught:
-        resumed(folder, "lr=0.7")
-    assert ("resume.toml" in str(caught.value)) == (program != "fedapps")
+def test_flwr_run_alone_is_told_of_resume_toml(interrupted, monkeypatch):
+    folder, line = interrupted(), r"lr = 0\.7 \(the run has .*\); leave them out"
+    for program in ("fedapps", "flwr-serverapp"):
+        monkeypatch.setattr(sys, "orig_argv", ["python", f"/bin/{program}", "serial"])
+        with pytest.raises(RunError, match=line) as caught:
+            resumed(folder, "lr=0.7")
+        assert ("resume.toml" in str(caught.value)) == (program != "fedapps")
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -685,7 +685,7 @@ def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, m
         assert all(np.array_equal(kept[key], wanted[key]) for key in kept)
 
 
-@pytest.mark.parametrize("strategy", ["fedbabu", "fedcmd", "fedfomo", "ditto"])
+@pytest.mark.parametrize("strategy", ["fedcmd", "fedfomo"])
 def test_the_best_round_is_scored_as_an_end(serial_run, read_csv, scored, capsys, strategy):
     """Chosen on validation samples, and only then scored on test samples."""
     scored(0.5, 0.9, 0.1, 0.2)
@@ -786,13 +786,12 @@ def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv
     assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
 
 
-@pytest.mark.parametrize("worst", [float("-inf"), float("inf"), float("nan")])
-def test_a_score_that_is_not_finite_is_no_best_and_costs_no_checkpoint(worst, serial_run, scored):
+def test_a_score_that_is_not_finite_is_no_best_and_costs_no_checkpoint(serial_run, scored):
     """JSON, in which a checkpoint keeps the best score, has no number for it."""
-    scored(worst, 0.5, worst)
-    folder = serial_run(f"num-rounds=3 keep-best=true {VALIDATION}")
+    scored(math.inf, math.nan, 0.5, -math.inf, math.inf, math.nan)
+    folder = serial_run(f"num-rounds=6 keep-best=true {VALIDATION}")
     best = checkpoint.load(folder).progress.best
-    assert (best.round, best.score, best.since) == (2, 0.5, 1)
+    assert (best.round, best.score, best.since) == (3, 0.5, 3)
 
 
 def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):
@@ -811,7 +810,7 @@ def test_test_samples_choose_nothing(key, serial_run):
         serial_run(key)
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedcmd", "ditto", "fedap"])
+@pytest.mark.parametrize("method", [THOROUGH("fedper"), "fedcmd", "ditto", THOROUGH("fedap")])
 def test_another_look_at_a_run_is_its_own_evaluation(method, serial_run, read_csv):
     model = 'model="lenet5"' if method == "fedap" else ""
     folder = serial_run(f'strategy="{method}" num-rounds=3 {model}')

@@ -10,7 +10,8 @@ from fedapps.core.schema import literal
 from fedapps.data import load, notes
 from fedapps.engine import unused
 from fedapps.training.workspace import Workspace
-from tests.support.methods import needed
+from tests.support.marks import THOROUGH
+from tests.support.methods import UNLIKE, needed
 
 RUN = "num-clients=3 num-rounds=2 fraction-train=0.5 local-epochs=2 evaluate-every=2"
 OTHER = {  # values that are not the defaults
@@ -64,7 +65,10 @@ def told(flat):
     return {key for key, _ in unused.told(strategy)}
 
 
-CASES = [(name, extra) for name in registry.names() for extra in ["", *OWN.get(name, [])]]
+CASES = [
+    *((pytest.param if name in UNLIKE else THOROUGH)(name, "") for name in registry.names()),
+    *((name, extra) for name, options in OWN.items() for extra in options),
+]
 
 
 @pytest.mark.slow
