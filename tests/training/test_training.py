@@ -219,18 +219,6 @@ def assert_head(trainer, wanted, other=None):
         assert np.abs(theirs - others).max() > 1e-2
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_two_epochs_of_softmax_regression_in_numpy(use_cache):
-    trainer, data, x, y, head = linear()
-    trainer.cache_bytes *= use_cache
-    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
-    wanted, loss = softmax_regression(x, y, *head, 2, 4, **options)
-    done = trainer.train(data, (stage(["head"], 2, **options),), DRAW)
-    assert_head(trainer, wanted)
-    assert done.loss == pytest.approx(loss, rel=1e-5)
-    assert done.mean_loss == pytest.approx(loss / (2 * len(y)), rel=1e-5)
-
-
 def test_proximal_term_in_numpy():
     trainer, data, x, y, head = linear()
     options = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.01, "prox_mu": 2.0}
@@ -289,25 +277,6 @@ def test_only_trained_layers_get_a_gradient_and_are_in_training_mode(trained):
         assert seen == [names] * 3 + [wanted] * 6
     assert not any(watch.gradients) and all(p.grad is None for p in model.parameters())
     assert not any(module.training for module in model.modules())  # ready to be scored
-
-
-def test_frozen_batchnorm_normalises_by_its_running_statistics():
-    """By hand: the head trains on (x - running mean) / sqrt(running variance), scaled."""
-    body = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5))
-    torch.manual_seed(1)
-    trainer = make(chain(body=body, head=nn.Linear(5, 3)), (6,), batch_size=4)
-    norm, head = trainer.model.body[1], numbers(trainer.model.head)
-    with torch.no_grad():
-        norm.weight.uniform_(1, 2)
-        norm.bias.uniform_(-1, 1)
-    images, labels = samples(11, (6,), 3)
-    outputs = images.double().numpy() @ numbers(trainer.model.body[0])[0].T
-    mean, var = norm.running_mean.double().numpy(), norm.running_var.double().numpy()
-    scale, shift = numbers(norm)
-    x = (outputs - mean) / np.sqrt(var + norm.eps) * scale + shift
-    wanted, _ = softmax_regression(x, labels.numpy(), *head, 1, 4, lr=0.1)
-    trainer.train((images, labels), (stage(["head"], 1, 0.1),), DRAW)
-    assert_head(trainer, wanted)
 
 
 def test_an_unknown_layer_is_refused():
@@ -390,36 +359,6 @@ def test_no_step_has_no_loss():
         done = trainer.train(data, stages, DRAW)
         assert np.isnan(done.mean_loss) and done.batches == done.macs == 0
         assert same(state(trainer), before)
-
-
-def test_each_epoch_visits_every_sample_once_in_the_drawn_order():
-    trainer = make(chain(body=nn.Linear(1, 2), head=nn.Linear(2, 19)), (1,), batch_size=8)
-    seen = []
-
-    def loss(logits, labels):
-        seen.extend(labels.tolist())
-        return cross_entropy(logits, labels)
-
-    data = (torch.zeros(19, 1), torch.arange(19))
-    trainer.train(data, (stage(["head"], 1), stage(["body", "head"], 2)), DRAW, Objective(loss))
-    epochs = [seen[:19], seen[19:38], seen[38:]]
-    assert all(sorted(epoch) == list(range(19)) for epoch in epochs)
-    assert epochs == [DRAW.order(epoch, 19).tolist() for epoch in range(3)]
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_stages_of_one_epoch_are_one_of_two(momentum):
-    """Bitwise without momentum; with it they differ, since a stage starts with a new optimizer."""
-    data = samples(20, (1, 8, 8), 4)
-    one, two = make("lenet5"), make("lenet5")
-    names = one.layout.names
-    first = one.train(data, (stage(names, 2, momentum=momentum),), DRAW)
-    second = two.train(data, (stage(names, 1, momentum=momentum),) * 2, DRAW)
-    assert same(state(one), state(two)) == (momentum == 0)
-    if not momentum:
-        assert first.loss == pytest.approx(second.loss, rel=1e-6)
-        assert (first.macs, first.batches) == (second.macs, second.batches)
 
 
 @pytest.mark.parametrize(("name", "trained", "skipped"), [
