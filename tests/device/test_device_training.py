@@ -11,10 +11,9 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
 from tests.device.helpers import DEVICES, RUN, rounds
-from tests.support.methods import needed
+from tests.support.methods import each_method, needed
 
 CENTRAL = [name for name in registry.names() if registry.strategy_class(name).needs_union]
-METHODS = [name for name in registry.names() if name not in CENTRAL]
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedper", "fedfomo", "fedseq"])
@@ -29,7 +28,7 @@ def test_devices_are_as_one_partitioned_data_set(strategy, device_run, serial_ru
     assert not (mine / "clients").exists(), "what is personal stays on the device"
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", each_method(leave_out=CENTRAL))
 def test_every_method_runs_on_devices(strategy, device_run, read_csv, nodes, monkeypatch):
     save = personalized.save
 

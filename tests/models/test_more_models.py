@@ -1,6 +1,5 @@
 """The LSTM of LEAF, the small vision transformer, and torchvision's models under names of ours."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import mobilenet_v3_small, resnet18
 
 from fedapps.data.spec import WHOLE, Spec
-from fedapps.models import MODELS, build
+from fedapps.models import build
 from fedapps.models.layers import layout_of
 from fedapps.training.costs import SAMPLES, profile
 from tests.support import kinds
@@ -146,11 +145,3 @@ def test_lstm_char_learns_the_next_token(tmp_path, serial_run, read_csv):
     folder = serial_run(*options, 'strategy="fedavg" num-rounds=6 local-epochs=3')
     rows = read_csv(folder, "rounds.csv")
     assert float(rows[-1]["accuracy_initial"]) > 0.6 > float(rows[0]["accuracy_initial"])
-
-
-def test_the_specs_say_what_the_new_models_take():
-    takes = {name: (MODELS[name].takes, MODELS[name].per_step) for name in ("lstm-char", *OURS)}
-    assert takes == {"lstm-char": (("tokens",), True)} | dict.fromkeys(OURS, (("images",), False))
-    assert (
-        np.prod(layout(build("vit-tiny", (1, 8, 8), 2, seed=0)).shapes["patches.position"]) == 256
-    )
