@@ -1,4 +1,4 @@
-"""FedFC against one joint graph in float64, at equal and at mixed cuts."""
+"""FedFC: untrained copies, BatchNorms, late momentum, SFLv1; its twin has mixed and equal cuts."""
 
 import msgspec
 import numpy as np
@@ -6,60 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedapps.core import config
 from fedapps.method.update import ClientUpdate
 from fedapps.split.rules import Smashed
-from strategies.fedfc import FedFC
-from tests.support.split_float64 import CLOSE, LR, batches, double, fresh, play, sgd
-
-
-def test_fedfc_with_equal_cuts_trains_the_server_on_the_joined_batches(world, monkeypatch):
-    strategy = world('strategy="fedfc" fedfc.cuts="2" num-clients=3')
-    waves, step = [], FedFC.step
-
-    def record(self, round_, wave):
-        waves.append([(s.data.detach().clone(), s.labels.clone()) for s in wave])
-        return step(self, round_, wave)
-
-    monkeypatch.setattr(FedFC, "step", record)
-    central, buffers = fresh(strategy, strategy.arrays), {}
-    found = play(strategy)
-    for wave in waves:
-        x = torch.cat([data for data, _ in wave])
-        loss = cross_entropy(central.l4(central.l3(x)), torch.cat([y for _, y in wave]))
-        loss.backward()
-        sgd({k: p for k, p in central.named_parameters() if k[:2] in ("l3", "l4")}, buffers)
-    assert {len(wave) for wave in waves} != {3}  # some have fewer batches and wait
-    for key in ("l3.0.weight", "l3.0.bias", "l4.weight", "l4.bias"):
-        np.testing.assert_allclose(found[key], central.state_dict()[key], **CLOSE)
-
-
-def joint(strategy, cuts, round_=1):
-    """FedFC as one autograd graph a step: every client its own copy, the server one."""
-    clients = {c: fresh(strategy, strategy.workspace.initial) for c in cuts}
-    server = fresh(strategy, strategy.workspace.initial)
-    names = list(strategy.layout.names)
-    buffers = {who: {} for who in [*clients, "server"]}
-    passed = dict.fromkeys(names, 0)
-    for epoch in range(2):
-        data = {c: batches(strategy, c, round_, epoch) for c in cuts}
-        for i in range(max(len(own) for own in data.values())):
-            x, labels = None, []
-            for index, name in enumerate(names[min(cuts.values()) :], min(cuts.values())):
-                for c, cut in cuts.items():
-                    if cut == index and i < len(data[c]):
-                        own, y = data[c][i]
-                        for layer in names[:cut]:
-                            own = getattr(clients[c], layer)(own)
-                        x = own if x is None else torch.cat([x, own])
-                        labels.append(y)
-                if x is not None:
-                    x = getattr(server, name)(x)
-                    passed[name] += len(x)
-            cross_entropy(x, torch.cat(labels)).backward()
-            for who, model in [*clients.items(), ("server", server)]:
-                sgd(dict(model.named_parameters()), buffers[who])
-    return clients, server, passed
+from tests.support.split_float64 import CLOSE, LR, fresh, play, sgd
 
 
 def test_fedfc_leaves_copies_out_that_were_not_trained(world):
@@ -75,66 +24,6 @@ def test_fedfc_leaves_copies_out_that_were_not_trained(world):
     found = strategy.aggregate(1, iter(updates))
     found = {key.partition(".")[0]: set(value.ravel()) for key, value in found.items()}
     assert found == {"l1": {1.5}, "l2": {2.0}}
-
-
-@pytest.mark.parametrize("weighting", ["plain", "samples"])
-def test_fedfc_with_mixed_cuts_is_one_joint_graph_and_averages_copies(world, weighting):
-    cuts = {0: 3, 1: 1, 2: 2}
-    strategy = world(
-        f'strategy="fedfc" fedfc.cuts="3,1,2" num-clients=3 fedfc.weighting="{weighting}"'
-    )
-    clients, server, passed = joint(strategy, cuts)
-    sizes = {c: len(strategy.workspace.samples(c, "train")[1]) for c in cuts}
-    found = play(strategy)
-    for key in found:
-        layer = key.partition(".")[0]
-        index = strategy.layout.names.index(layer)
-        copies = [(sizes[c], clients[c]) for c, cut in cuts.items() if index < cut]
-        if passed[layer]:
-            copies.append((passed[layer] / 2, server))  # of two epochs
-        weights = [1.0 if weighting == "plain" else n for n, _ in copies]
-        values = [model.state_dict()[key].numpy() for _, model in copies]
-        expected = np.average(values, axis=0, weights=weights)
-        np.testing.assert_allclose(found[key], expected, **CLOSE)
-
-
-def test_gradients_of_vgg16_are_of_the_joint_graph(flat_config, monkeypatch, make_npz, tmp_path):
-    """At one step: the client's part of the gradient at every join, and so all that follows."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        path = make_npz(tmp_path / "vgg.npz", train=40, test=8, side=32)
-        settings = config.read(
-            flat_config(
-                f'strategy="fedfc" dataset="{path}" model="vgg16" num-clients=4 batch-size=2 '
-                'fraction-train=1.0 partitioner="iid" fedfc.cuts="2,4,7,10"'
-            )
-        )
-        strategy = FedFC(double(settings))
-        model, names = strategy.workspace.model, strategy.layout.names
-        model.requires_grad_(True)
-        strategy.part = strategy.server_part(1, names[2:])
-        leaves, joined, labels = [], None, []
-        wave = []
-        for client, cut in enumerate((2, 4, 7, 10)):
-            x, y = (part[:2] for part in strategy.workspace.samples(client, "train"))
-            for name in names[:cut]:
-                x = model.get_submodule(name)(x)
-            x.retain_grad()
-            leaves.append(x)
-            labels.append(y)
-            wave.append(Smashed(client, (0, 0), x.detach().clone().requires_grad_(), y))
-        for index, name in enumerate(names[2:], 2):
-            if index in (2, 4, 7, 10):
-                own = leaves[(2, 4, 7, 10).index(index)]
-                joined = own if joined is None else torch.cat([joined, own])
-            joined = model.get_submodule(name)(joined)
-        cross_entropy(joined, torch.cat(labels)).backward()
-        answers = strategy.step(1, wave)
-        for client, leaf in enumerate(leaves):
-            assert leaf.grad.abs().max() > 1e-6
-            torch.testing.assert_close(answers[client].gradient, leaf.grad, **CLOSE)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("model", ["four-linear", "four-with-norm"])

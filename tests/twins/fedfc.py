@@ -8,7 +8,7 @@ from tests.twins.harness import Outcome
 
 SETTINGS = {
     "plain": 'fedfc.cuts="1,2,3,2,1"',
-    "momentum": "fedfc.weighting=samples fedfc.oversample=true",
+    "momentum": 'fedfc.cuts="2,1,3,2,2" fedfc.weighting=samples fedfc.oversample=true',
 }
 
 
@@ -56,7 +56,8 @@ def a_round(world, t, chosen, cuts, whole, lr):
     new, by_samples = {}, world["fedfc.weighting"] == "samples"
     for name in world.names:
         who = [one for one in copies if name in held[one]]
-        sizes = {one: passed[name] if one == "server" else world.size(one) for one in who}
+        seen = passed[name] / world.s.local_epochs
+        sizes = {one: seen if one == "server" else world.size(one) for one in who}
         total = sum(sizes.values()) if by_samples else len(who)
         states = {one: state(copies[one], world.keys([name])) for one in who}
         for key in world.keys([name]):
