@@ -149,8 +149,7 @@ def test_who_diverges_fails_alone(serial_run, tiny_npz, break_fit, read_csv, rea
 
 @pytest.mark.parametrize(("kind", "key", "value"), [
     ("train_round", "macs", None), ("train_round", "loss", [1.0, 2.0]),
-    ("evaluate_round", "loss", None), ("evaluate_round", "initial_right", None),
-    ("evaluate_round", "initial_total", [1]),
+    ("evaluate_round", "initial_right", None),
 ])  # fmt: skip
 def test_broken_metrics_cost_one(serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value):
     work = getattr(BaseClient, kind)
@@ -178,9 +177,8 @@ def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit)
         serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedper"])
-def test_means_of_supernodes_are_the_mean(serial_run, tiny_npz, read_model, read_rounds, strategy):
-    options = [tiny_npz, EVERYBODY, f'strategy="{strategy}"']
+def test_means_of_supernodes_are_the_mean(serial_run, tiny_npz, read_model, read_rounds):
+    options = [tiny_npz, EVERYBODY, 'strategy="fedper"']
     plain = serial_run(*options, num_supernodes=2)
     summed = serial_run(*options, "presum=true", num_supernodes=2)
     for key, array in read_model(plain).items():

@@ -93,7 +93,6 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
     [
         'strategy="fedper"',  # the clients have state
         'strategy="feddyn"',  # clients and server have state
-        'strategy="fedbabu" partitioner="iid"',
         'strategy="fedavg" dp.mode="local" dp.clip-norm=1.0 dp.noise-multiplier=0.5',
         'strategy="fedavg" dp.mode="central" dp.clip-norm=1.0 dp.noise-multiplier=0.5',
     ],
