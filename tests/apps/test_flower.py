@@ -49,20 +49,20 @@ def both(home, tmp_path, outcome):
 def test_ray_gives_the_numbers_of_the_serial_engine(both, outcome, tmp_path, nodes, cpus):
     """2 SuperNodes on two actors (where there are 2 cores), 1 on one actor, 5 on two actors.
 
-    The model is one's own, a file outside the app; two clients come later.
+    The model is one's own, a file outside the app; two clients come later; time is virtual.
     """
     path, cpus = tmp_path / "mine.py", min(cpus, os.cpu_count() or 1)
     path.write_text(kinds.OWN_MODEL)
     federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus}"
-    newcomers = 'unseen-clients="0.4" few-shot=3'
-    both(RUN, LIMITS, newcomers, f'model="{path}:make"', federation=federation)
+    more = 'unseen-clients="0.4" few-shot=3 devices="lognormal"'
+    both(RUN, LIMITS, more, f'model="{path}:make"', federation=federation)
     assert outcome(tmp_path / "ray")[1]["unseen.csv"].count(b"\n") == 3
 
 
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("tokens", 'num-rounds=3 devices="lognormal" deadline=0.1 late="later"'),
+        THOROUGH("tokens", 'num-rounds=3 devices="lognormal" deadline=0.1 late="later"'),
         THOROUGH("table", ""),
         THOROUGH("regression", 'unseen-clients="0.4" few-shot=3'),
         THOROUGH("multilabel", "adapter-rank=4 secure-sum=true fraction-train=1.0"),

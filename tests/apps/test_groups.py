@@ -115,5 +115,3 @@ def test_auto_and_a_group_of_one(tiny_npz, serial_run, monkeypatch):
     assert sizes == [4]
     serial_run(tiny_npz, RUN, "group=1 finetune-epochs=0")
     assert sizes == [4, 1, 1, 1, 1]
-    serial_run(tiny_npz, RUN, 'model="resnet18" group="auto" finetune-epochs=0')
-    assert sizes == [4, 1, 1, 1, 1]

@@ -559,15 +559,6 @@ def test_rows_that_personalize_differently_are_trained_once(table, store, tmp_pa
             assert getattr(found, name) == getattr(whole, name), (job.name, name)
         assert bool(found.note) == (job is not jobs[0])
         assert "train_loss" in found.figures
-    store.path(jobs[0].cell, 0).unlink()
-    assert Runner(Store(store.folder), tmp_path / "runs", "~/fedapps-data").run(jobs) == []
-    assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 3, "what is lost is run again"
-    later = replace(jobs[0].cell, extra='evaluate-rounds="" finetune-epochs=4', suffix="-4")
-    assert Runner(store, tmp_path / "runs", "~/fedapps-data").run([Job(later, 0)]) == []
-    assert len([*(tmp_path / "runs").glob("*/summary.json")]) == 3, "trained by an earlier call"
-    flat = later.config(0) | {"runs-dir": str(tmp_path / "4")}
-    alone = collect(later, 0, run_serial(flat, plots=False))
-    assert store.find(later, 0).figures == alone.figures
 
 
 def test_a_training_is_used_again_with_its_result_and_versions(table, store, tmp_path):
