@@ -6,7 +6,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from torch.func import vjp
 from torch.nn.functional import linear, relu
 
 from fedapps.method import (
@@ -95,12 +94,14 @@ class PFedHN(BaseStrategy):
         total: dict[str, torch.Tensor] = {}
         for update in whole:
             v, sent = torch.from_numpy(self.embedding(update.client)), update.arrays
-            theta, product = vjp(self.theta, v, phi)[:2]
-            dv, dphi = product({key: t - torch.tensor(sent[key]) for key, t in theta.items()})
-            self.state[f"v/{update.client}"] = (v - o.embedding_lr * dv).numpy()
-            total = {name: d + total[name] if total else d for name, d in dphi.items()}
+            inputs = [x.requires_grad_() for x in (v, *phi.values())]
+            theta = self.theta(v, phi)
+            moved = [t.detach() - torch.tensor(sent[key]) for key, t in theta.items()]
+            dv, *dphi = torch.autograd.grad([*theta.values()], inputs, moved)
+            self.state[f"v/{update.client}"] = (v.detach() - o.embedding_lr * dv).numpy()
+            total = {n: d + total[n] if total else d for n, d in zip(phi, dphi, strict=True)}
         for name, d in total.items():
-            self.state[name] = (phi[name] - o.hyper_lr / len(whole) * d).numpy()
+            self.state[name] = (phi[name].detach() - o.hyper_lr / len(whole) * d).numpy()
         known = [self.state[name] for name in sorted(self.state) if name.startswith("v/")]
         return super().aggregate(round_, iter(whole)) | self.made(np.mean(known, axis=0))
 
