@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
@@ -351,7 +351,8 @@ def test_an_old_state_that_fails_training_is_named(device_run, tmp_path, read_cs
         patch.setattr(cls, "train_round", diverge)
         assert not any(advice in detail for detail in failures("num-rounds=2"))
     (state,) = tmp_path.glob("state-1/fedper-*/round-000001.safetensors")
-    save_file({key: value * np.float32(1e30) for key, value in load_file(state).items()}, state)
+    huge = {key: torch.from_numpy(value) * 1e30 for key, value in load_file(state).items()}
+    ClientStore(state.parent).save(1, huge)
     (detail,) = failures("num-rounds=1")
     assert detail.endswith(f"; it began from {state.parent}: {advice}")
 
