@@ -98,7 +98,8 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
         with needed(str(path)):
             from fedapps.data.forms import tables  # loads pandas
 
-        arrays = {word: held(path, word, tables.unlabelled(path, columns, inputs.shape))}
+        values = tables.unlabelled(path, columns, inputs.shape, gaps)
+        arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)
         raise RunError(f"{path}: must be an .npz with {named}{or_table}")

@@ -9,7 +9,8 @@ import pytest
 
 from fedapps.core import config
 from fedapps.data import precision
-from fedapps.data.forms import columns
+from fedapps.data.forms import columns, frames
+from fedapps.data.forms.form import File
 from fedapps.data.npz import Rows, headers, held
 from fedapps.training.run_data import RunData
 
@@ -68,8 +69,8 @@ def test_features_of_a_table_are_made_column_by_column(peak):
     frame = pd.DataFrame({f"x{i}": draws.normal(size=20_000) for i in range(30)})
     frame["sex"] = np.array(["f", "m", None], object)[draws.integers(0, 3, 20_000)]
     rule = columns.parsed(",".join([f"x{i}" for i in range(30)] + ["sex=f|m"]))
-    where = lambda row: Path("t.csv")  # noqa: E731, for messages
-    found, most = peak(lambda: columns.encoded(frame, rule, where))
+    rows = frames.Rows.of([frame], [File(Path("t.csv"))], {})
+    found, most = peak(lambda: columns.encoded(rows, rule, False))
     assert (found[:, :30] == frame.iloc[:, :30].to_numpy()).all()
     sex = frame["sex"].to_numpy()
     for place, text in ((30, "f"), (31, "m")):

@@ -5,22 +5,24 @@ is one feature, and a column of texts has one feature for each of its values, 1 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError
-from fedapps.core.words import composed, some
+from fedapps.core.words import composed, did_you_mean, shortened, some
 from fedapps.data.forms.form import Where
-from fedapps.data.forms.frames import holds_texts, stripped
+from fedapps.data.forms.frames import Rows, holds_texts, stripped
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
+MOST_TOLD = 3  # of so many columns that cannot be inputs, a message says why
+MOST_LETTERS = 60  # of a value in a message
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
 _THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(,\d{3})+\s*")
-_CURE = "name the columns to use in the key columns, or the one of the clients in client-column"
+_CLIENTS = "if it tells the clients, name it in client-column"
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|-?\d+ days")
 _DATES = "dates? turn them into numbers, such as days, or leave them out"
 
@@ -54,14 +56,33 @@ def written(columns: Sequence[Column]) -> str:
 def found_in(frame: pd.DataFrame, names: Sequence[str], where: Where) -> list[Column]:
     """Return the rule that the values suggest; raises `RunError` if they suggest none.
 
-    `where` says where each row is, for messages.
+    It says of all columns why they cannot be inputs, and gives the rule of the others. `where` says
+    where each row is, for messages.
     """
-    if odd := [name for name in names if set(name) & set(",=")]:
-        raise RunError(
-            f'{where(0)}: column "{odd[0]}" has a comma or =, which the rule of the inputs cannot'
-            f" have; rename it, or {_CURE}"
-        )
-    return [Column(name, _texts(frame[name], name, where)) for name in names]
+    found, wrong = list[Column](), dict[str, str]()
+    for name in names:
+        try:
+            found.append(Column(name, _texts(frame[name], name, where)))
+        except RunError as error:
+            wrong[name] = str(error)
+    if wrong:
+        raise _unusable(wrong, found, where)
+    return found
+
+
+def _unusable(wrong: Mapping[str, str], found: Sequence[Column], where: Where) -> RunError:
+    """Return the error of columns by name, with the rule of those that were `found` beside them."""
+    first, *others = [*wrong.values()][:MOST_TOLD]
+    told = [first, *(text.removeprefix(f"{where(0)}: ") for text in others)]
+    if rest := [*wrong][MOST_TOLD:]:
+        told.append(f"likewise {some(rest)}")
+    if found:
+        told.append(_without(found, "it" if len(wrong) == 1 else "them"))
+    return RunError("; ".join(told))
+
+
+def _without(rest: Sequence[Column], what: str) -> str:
+    return f'columns = "{written(rest)}" leaves {what} out'
 
 
 def numbers(values: pd.Series) -> np.ndarray:
@@ -90,7 +111,7 @@ def are_numbers(values: pd.Series) -> bool:
 def no_number(values: pd.Series, name: str, where: Where, codes: str = "") -> RunError:
     """Return the error of the first text that is no number; `codes` is a rule that takes texts."""
     row = int((values.notna().to_numpy() & np.isnan(numbers(values))).argmax())
-    text = str(values.iloc[row])
+    text = shortened(str(values.iloc[row]), MOST_LETTERS)
     cure = _cure(text) + f', or for codes columns = "{codes}"' * bool(codes)
     return RunError(f'{where(row)}: column {name} holds "{text}", not a number; {cure}')
 
@@ -102,6 +123,11 @@ def _codes(name: str, values: pd.Series) -> str:
 
 
 def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
+    if set(name) & set(",="):
+        raise RunError(
+            f'{where(0)}: column "{name}" has a comma or =, which the rule of the inputs cannot'
+            f" have; rename it, or {_CLIENTS}"
+        )
     there = values.dropna()
     found = ~np.isnan(numbers(there)) if holds_texts(values) else np.ones(len(there), bool)
     if found.all():
@@ -111,26 +137,27 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
     texts = tuple(sorted(set(stripped(there))))
     if len(texts) > MOST_TEXTS:
         raise RunError(
-            f"{where(0)}: column {name} holds {len(texts)} different texts{_many(texts)}; {_CURE}"
+            f"{where(0)}: column {name} holds {len(texts)} different texts; {_many(texts)}"
         )
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
         row = int((stripped(values) == odd[0]).argmax())
-        cure = f"rename it, or {_CURE}"
+        cure = f"rename it, or {_CLIENTS}"
         if _COMMA.fullmatch(odd[0]):
             cure = f"{_cure(odd[0])}, otherwise {cure}"
-        raise RunError(f'{where(row)}: column {name}: "{odd[0]}" has a comma, = or |; {cure}')
+        text = shortened(odd[0], MOST_LETTERS)
+        raise RunError(f'{where(row)}: column {name}: "{text}" has a comma, = or |; {cure}')
     return texts
 
 
 def _many(texts: Sequence[str]) -> str:
     """Say what so many texts probably are, and what to do then."""
     if _DATE.match(texts[0]):
-        return f"; {_DATES}"
+        return _DATES
     if _COMMA.fullmatch(texts[0]):
-        return f"; {_cure(texts[0])}"
+        return _cure(texts[0])
     if sum(text.count(" ") > 1 for text in texts) > len(texts) / 2:
-        return "; sentences? texts to learn from must be tokens in an .npz (docs/data.md)"
-    return ""
+        return "sentences? texts to learn from must be tokens in an .npz (docs/data.md)"
+    return _CLIENTS
 
 
 def _cure(text: str) -> str:
@@ -160,41 +187,48 @@ def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[st
             what = f"holds dates: each of its {len(column.texts)} texts is a category of its own"
         else:
             continue
-        rest = written([other for other in chosen if other != column])
-        told.append(f'column {column.name} {what}; columns = "{rest}" leaves it out')
+        rest = [other for other in chosen if other != column]
+        cure = f"; {_without(rest, 'it')}" if rest else ""
+        told.append(f"column {column.name} {what}{cure}")
     return told
 
 
-def encoded(frame: pd.DataFrame, columns: Sequence[Column], where: Where) -> np.ndarray:
-    """Return the features, float64 [N, F]; what is missing is NaN. Raises `RunError`."""
-    if lost := [column.name for column in columns if column.name not in frame]:
-        raise RunError(
-            f"{where(0)}: no column {lost[0]}; there are {some([*map(str, frame.columns)])}"
-        )
+def encoded(rows: Rows, columns: Sequence[Column], gaps: bool) -> np.ndarray:
+    """Return the features, float64 [N, F]; what is missing is NaN. Raises `RunError`.
+
+    With `gaps`, values may be missing, which messages propose.
+    """
+    there = [*map(str, rows.frame.columns)]
+    if lost := [column.name for column in columns if column.name not in there]:
+        hint = did_you_mean(lost[0], there)
+        raise RunError(f"{rows.files[0].path}: no column {lost[0]}{hint}; there are {some(there)}")
     widths = [len(column.texts) or 1 for column in columns]
-    features = np.empty((len(frame), sum(widths)))
+    features = np.empty((len(rows.frame), sum(widths)))
     ends = np.cumsum(widths).tolist()
     for column, width, end in zip(columns, widths, ends, strict=True):
-        features[:, end - width : end] = _features(frame[column.name], column, where)
+        features[:, end - width : end] = _features(rows, column, gaps)
     return features
 
 
-def _features(values: pd.Series, column: Column, where: Where) -> np.ndarray:
+def _features(rows: Rows, column: Column, gaps: bool) -> np.ndarray:
+    values = rows.frame[column.name]
     there = values.notna().to_numpy()
     if column.texts:
         found = (stripped(values)[:, None] == np.array(column.texts, object)).astype(np.float64)
-        wrong, allowed = there & ~found.any(axis=1), "|".join(column.texts)
+        wrong, allowed = there & ~found.any(axis=1), shortened("|".join(column.texts), 100)
         found[~there] = np.nan
     else:
         found = numbers(values)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            rule = _codes(column.name, values[there])
+            rule, gaps = _codes(column.name, values[there]), False
             dates = _DATE.match(str(values[there].iloc[0]))
             allowed += f"; {_DATES if dates else f'of texts, name the values in columns: {rule}'}"
     if wrong.any():
         row = int(wrong.argmax())
+        text = shortened(str(values.iloc[row]), MOST_LETTERS)
+        cure = "; or leave the cell empty" * gaps
         raise RunError(
-            f'{where(row)}: column {column.name} holds "{values.iloc[row]}"; must be {allowed}'
+            f'{rows.where(row)}: column {column.name} holds "{text}"; must be {allowed}{cure}'
         )
     return found

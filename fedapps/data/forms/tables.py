@@ -118,7 +118,7 @@ def _features(
     rows: Rows, chosen: Sequence[columns.Column], form: Form
 ) -> tuple[np.ndarray, list[str]]:
     """Return the features of these columns, float32 [N, F], and what to tell of them."""
-    exact = columns.encoded(rows.frame, chosen, rows.where)
+    exact = columns.encoded(rows, chosen, form.missing != "refuse")
     named = _named([column.name for column in chosen for _ in column.texts or ("",)])
     return exact.astype(np.float32), [
         *columns.notes(rows.frame, chosen, not form.columns),
@@ -138,13 +138,16 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
     return named.dropna().astype(str).to_numpy(object)
 
 
-def unlabelled(path: Path, rule: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end."""
+def unlabelled(path: Path, rule: str, shape: tuple[int, ...], gaps: bool) -> np.ndarray:
+    """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end.
+
+    With `gaps`, NaN stands for a missing value.
+    """
     chosen = columns.parsed(rule)
     kept = _kept(Form(columns=rule), ())
     frames = frames_of([path], [*kept], [column.name for column in chosen], kept)
     rows = Rows.of(frames, [File(path)], kept)
-    values = columns.encoded(rows.frame, chosen, rows.where).astype(np.float32)
+    values = columns.encoded(rows, chosen, gaps).astype(np.float32)
     if len(shape) < 2:
         return values
     if len(values) < shape[0]:

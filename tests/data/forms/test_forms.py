@@ -468,11 +468,14 @@ class TestMissing:
      't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values in'
      " columns: sex=f|m"),
     ({"who": "a, b"}, {}, 't.csv: line 5: column who: "a, b" has a comma, = or |; rename it, or'
-     " name the columns to use in the key columns, or the one of the clients in client-column"),
+     ' if it tells the clients, name it in client-column; columns = "age,sex=f|m" leaves it out'),
     ({"sex": "1,5"}, {}, '"1,5" has a comma, = or |; a decimal comma? write 1.5, otherwise rename'),
     ({"age": "1,5"}, {}, 'age holds "1,5", not a number; a decimal comma? write 1.5'),
     ({"age": "unknown"}, {}, "for a missing value, leave the cell empty, or write NA, NaN or ?"),
     ({"sex": "d"}, {"columns": "age,sex=f|m"}, 't.csv: line 5: column sex holds "d"; must be f|m'),
+    ({"sex": "d"}, {"columns": "sex=f|m", "missing": "mean"}, "be f|m; or leave the cell empty"),
+    ({"sex": "d" * 500}, {"columns": "sex=f|m"}, f'column sex holds "{"d" * 59}…"; must be f|m'),
+    ({}, {"columns": "age,sexx"}, "t.csv: no column sexx, did you mean sex?; there are age, sex,"),
     ({"ill": "sick"}, {"names": ("no", "yes")}, "t.csv: line 5: class sick; the run has no, yes"),
     ({}, {"target_column": "il"}, "t.csv: no column il (target-column), did you mean ill?; there"),
     ({}, {"client_column": "ill", "target_column": "ill"}, 'client-column = "ill": is the target'),
@@ -510,6 +513,64 @@ def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_pa
         f'column none is empty in all rows; columns = "id,{day},age,sex=f|m" leaves it out',
     )
     assert told[-1].startswith("classes NO, YES, no, yes differ only in case or blanks; if")
+
+
+def test_the_rule_without_columns_that_are_no_inputs_can_be_pasted(frame, tmp_path):
+    """All of them are named at once, and the rule is that of the other columns alone."""
+    table = pd.concat([frame] * 2, ignore_index=True)
+    plain = tmp_path / "plain.csv"
+    table.to_csv(plain, index=False)
+    form = Form(client_column="who", target_column="ill")
+    wanted = load(str(plain), "", form)
+    table.insert(1, "name", [f"p{row}" for row in range(2 * N)])
+    table.insert(0, "day", [f"{row % 28 + 1}.{row // 28 + 1}.2026" for row in range(2 * N)])
+    table["nr"] = table.age.astype(object).where(table.index != 4, "n.d.")
+    whys = [
+        "column day holds 120 different texts; dates? turn them into numbers, such as days,",
+        "column name holds 120 different texts; if it tells the clients, name it in client-column;",
+        't.csv: line 6: column nr holds "n.d.", not a number; if it stands for a missing value, ',
+    ]  # fmt: skip
+    for odd in (["name"], ["day", "name"], ["day", "name", "nr"]):
+        table.drop(columns={"day", "name", "nr"} - {*odd}).to_csv(tmp_path / "t.csv", index=False)
+        with pytest.raises(RunError) as error:
+            load(str(tmp_path / "t.csv"), "", form)
+        line = str(error.value)
+        assert line.startswith(f"{tmp_path}/t.csv: line 2: column {odd[0]} holds 120 different ")
+        for why in whys:
+            name = re.search("column (\\w+)", why)[1]
+            assert (why in line) == (name in odd)
+        rest = re.search('; columns = "(.*)" leaves (it|them) out$', line)
+        assert rest[2] == ("it" if len(odd) == 1 else "them")
+        same(load(str(tmp_path / "t.csv"), "", replace(form, columns=rest[1])), *same_as(wanted))
+    many = table.assign(name2=table.name, name3=table.name)
+    many.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(RunError, match=r'; likewise name2, name3; columns = "age,sex=f\|m" leaves'):
+        load(str(tmp_path / "t.csv"), "", form)
+
+
+def same_as(data):
+    return *tensors(data), data.groups
+
+
+def test_no_rule_is_proposed_if_no_column_is_left(tmp_path):
+    """columns = "" stands for all columns but the target."""
+    rows = [f"{row},{row % 2}\n" for row in range(30)]
+    (tmp_path / "t.csv").write_text("age,ill\n" + "".join(rows))
+    note, *_ = load(str(tmp_path / "t.csv"), "").told
+    assert note == "column age has another whole number in each row, as an id has"
+    (tmp_path / "t.csv").write_text("name,ill\n" + "".join(f"p{row},0\n" for row in range(101)))
+    with pytest.raises(RunError, match=r"holds 101 different texts; .* in client-column$"):
+        load(str(tmp_path / "t.csv"), "")
+
+
+def test_an_unknown_category_may_be_left_empty_where_gaps_are_filled(tmp_path):
+    (tmp_path / "t.csv").write_text("sex\nf\nd\n")
+    for gaps, end in ((True, "; or leave the cell empty"), (False, "")):
+        with pytest.raises(RunError) as error:
+            unlabelled(tmp_path / "t.csv", Spec((2,)), "sex=f|m", gaps)
+        assert str(error.value).endswith(f't.csv: line 3: column sex holds "d"; must be f|m{end}')
+    with pytest.raises(RunError, match=r"t\.csv: no column age; there are sex$"):
+        unlabelled(tmp_path / "t.csv", Spec((1,)), "age")
 
 
 def test_a_column_is_there_once(tmp_path):

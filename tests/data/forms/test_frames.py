@@ -243,7 +243,7 @@ class TestRefused:
         pd.DataFrame({"x": 1.0, "when": when, "y": 0}).to_parquet(tmp_path / "t.parquet")
         dates = "dates? turn them into numbers, such as days, or leave them out"
         for form, line in (
-            (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; name the"),
+            (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; columns = "),
             (Form(columns="x,when"), f"must be a finite number; {dates}"),
             (Form("when", numbers=True), f", not a number; {dates}"),
         ):
