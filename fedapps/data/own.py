@@ -34,7 +34,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     classes = targets.is_whole and not targets.shape
     column = form.client_column if form.window else ""
     form = replace(form, client_column=column, one_client=True, shape=shape)
-    form = replace(form, names=names if classes else ())
+    form = replace(form, names=names if classes else (), labels=classes)
     found = replace(open_own(path, form), groups=None)
     if found.columns and not form.columns:
         rule = "which columns are the inputs must be the same on all devices; set columns"

@@ -6,8 +6,11 @@
 A new task needs one file here, a line in `TASKS`, and its name in the key `task` of `Settings`.
 """
 
+from collections.abc import Sequence
+
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
+from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.metric import Counts, Metric
@@ -33,11 +36,12 @@ __all__ = [
 ]
 
 
-def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
+def task_for(name: str, inputs: Spec, targets: Spec, data: str, names: Sequence[str] = ()) -> Task:
     """Return the task of this name; `auto` finds it by the targets of the data set `data`.
 
     Floats are a regression; a label for each sample is a classification; truth values are
-    multilabel; a whole number for each step is tokens. Raises `RunError` if the targets do not fit.
+    multilabel; a whole number for each step is tokens. Raises `RunError` if the targets do not fit,
+    with `names`, those of the classes if the data have some.
     """
     task = TASKS[name] if name != AUTO else _by_targets(inputs, targets)
     try:
@@ -45,8 +49,9 @@ def task_for(name: str, inputs: Spec, targets: Spec, data: str) -> Task:
     except ValueError as error:
         found = f"{targets.dtype} [N{''.join(f', {side}' for side in targets.shape)}]"
         how = " (which auto takes by the targets)" if name == AUTO else ""
+        called = f" (classes: {some(names)})" * bool(names)
         raise RunError(
-            f'task = "{task.name}"{how}: {error}; those of {data} are {found}'
+            f'task = "{task.name}"{how}: {error}; those of {data} are {found}{called}'
         ) from error
     return task
 

@@ -40,7 +40,7 @@ class Classification(Task):
         if not targets.is_whole or targets.shape:
             raise ValueError("targets must be labels, integers [N]")
         if targets.choices < 2:
-            raise ValueError("targets must be labels of at least 2 classes")
+            raise ValueError("all samples have the same label, so there is nothing to tell apart")
 
     def declared(self, shape: tuple[int, ...], count: int) -> tuple[Spec, Spec]:
         """Labels of `count` classes."""

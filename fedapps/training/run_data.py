@@ -36,7 +36,7 @@ class RunData:
     ) -> None:
         self.settings = settings
         found = dataset or _load(settings)
-        task = task_for(settings.task, found.inputs, found.targets, found.name)
+        task = task_for(settings.task, found.inputs, found.targets, found.name, found.names)
         values = task.values(found.target_values)
         found = replace(found, targets=task.learned(found.targets), target_values=values)
         if client is None:

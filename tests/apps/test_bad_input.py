@@ -191,7 +191,8 @@ def test_truncated_data(refuse, make_npz, tmp_path, part):
 @pytest.mark.parametrize(("changed", "pattern"), [
     (
         {"classes": 1},
-        'task = "classification"...: targets must be labels of at least 2 classes; ...int64 [N]',
+        'task = "classification"...: all samples have the same label, so there is nothing to tell'
+        " apart; ...int64 [N]",
     ),
     (
         {"train_images": np.zeros((96, 3, 16, 16), np.uint8)},
@@ -206,6 +207,15 @@ def test_truncated_data(refuse, make_npz, tmp_path, part):
 def test_data_that_cannot_be(refuse, make_npz, tmp_path, changed, pattern):
     path = make_npz(tmp_path / "x.npz", **changed)
     assert fits(refuse(quoted(path)), pattern.replace("PATH", str(path)))
+
+
+def test_a_table_whose_rows_are_all_of_one_class(refuse, tmp_path):
+    (tmp_path / "one.csv").write_text("age,died\n" + "".join(f"{row},no\n" for row in range(9)))
+    line = refuse(quoted(tmp_path / "one.csv") + ' model="mlp"')
+    assert line == (
+        'task = "classification" (which auto takes by the targets): all samples have the same'
+        " label, so there is nothing to tell apart; those of one are int64 [N] (classes: no)"
+    )
 
 
 def test_data_under_other_names(refuse, tmp_path):

@@ -29,8 +29,9 @@ class Form:
     `shape` is that of their images, [C, H, W].
 
     `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
-    With `numbers`, whole numbers among its targets are no labels. If all samples are those of
-    `one_client`, `client_column` need not be there, and only says where windows end.
+    With `numbers`, whole numbers among its targets are no labels; with `labels`, whole floats are,
+    too. If all samples are those of `one_client`, `client_column` need not be there, and only says
+    where windows end.
     """
 
     target_column: str = ""
@@ -42,6 +43,7 @@ class Form:
     names: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     numbers: bool = False
+    labels: bool = False
     one_client: bool = False
 
     @classmethod
@@ -51,6 +53,7 @@ class Form:
         return cls(
             composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
             s.window_step, tuple(names), numbers=s.task == "regression",
+            labels=s.task == "classification",
         )  # fmt: skip
 
     @property

@@ -237,7 +237,7 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
             told = "targets are texts; the run needs numbers (task)"
             raise MisfitError(str(columns.no_number(frame[name], name, rows.where)), told)
         return class_numbers(stripped(frame[name]), form.names, rows.where)
-    whole = len(names) == 1 and pd.api.types.is_integer_dtype(frame[names[0]])
+    whole = len(names) == 1 and _are_whole(frame[names[0]], form.labels)
     values = frame.to_numpy(np.int64 if whole and not form.numbers else np.float64)
     if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):
         values = values.astype(bool)
@@ -246,3 +246,10 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
     if not form.numbers and np.isin(values, (0, 1)).all():
         return values.astype(bool), tuple(names)
     return values, ()
+
+
+def _are_whole(values: pd.Series, floats: bool) -> bool:
+    """Tell whether a column holds integers, or with `floats` numbers that are equal to some."""
+    if floats and pd.api.types.is_float_dtype(values):
+        return bool((values.to_numpy(np.float64) % 1 == 0).all())
+    return bool(pd.api.types.is_integer_dtype(values))

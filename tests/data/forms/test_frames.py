@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.data import Form, load, of_device, unlabelled
+from fedapps.data import Form, load, notes, of_device, unlabelled
 from fedapps.data.spec import FLOAT, Spec, label_spec
 from tests.support.marks import extra
 
@@ -98,6 +99,36 @@ class TestTargets:
         assert data.has_labels
         assert values(data)[1] == wanted
         assert "1 of 4 rows have no target, left out" in data.told
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet"])
+    @pytest.mark.parametrize("gap", [False, True])
+    def test_whole_floats_are_classes_if_the_task_says_so(self, kind, gap, tmp_path):
+        """pandas saves integers with a gap as 1.0; also on devices, whose targets are declared."""
+        table = pd.DataFrame({"x": range(4), "y": [1.0, 0.0, 2.0, np.nan if gap else 1.0]})
+        table["y"] = table.y.astype("float64")
+        path = tmp_path / f"t.{kind}"
+        if kind == "csv":
+            table.to_csv(path, index=False)
+        else:
+            extra("pyarrow")
+            table.to_parquet(path)
+        wanted = [1, 0, 2] + [1] * (not gap)
+        asked = {task: Form.of(config.read(config.parse([f"task={task} missing=drop"])))
+                 for task in ("auto", "classification", "regression")}  # fmt: skip
+        data = load(str(path), "", asked["classification"])
+        assert data.has_labels and data.classes == 3
+        assert data.target_values.tolist() == wanted
+        for task in ("auto", "regression"):
+            assert load(str(path), "", asked[task]).targets == Spec((), FLOAT)
+        form = Form(columns="x", missing="drop", names=("a", "b", "c"))
+        own = of_device(path, Spec((1,), FLOAT), label_spec(3), form)
+        assert own.target_values.tolist() == wanted
+
+    def test_other_floats_stay_numbers(self, tmp_path):
+        found = read(tmp_path, Form(labels=True), t="x,y\n1,1.0\n2,0.5\n")
+        assert found.targets == Spec((), FLOAT)
+        (note,) = notes(read(tmp_path, t="x,y\n1,1.0\n2,0.0\n"), "merged")
+        assert note.endswith('learned as numbers; if they are classes, set task = "classification"')
 
     def test_a_gap_in_one_file_does_not_change_the_kind_of_all(self, tmp_path):
         data = read(tmp_path, Form("y", missing="drop"), a="x,y\n1,0\n2,\n", b="x,y\n3,1\n")
