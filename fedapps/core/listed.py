@@ -1,7 +1,7 @@
 """Keys whose value is a list in a text, such as `1,28,28`: what they mean."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
@@ -68,22 +68,22 @@ def unseen(text: str, count: int, seed: int, names: Sequence[str] = ()) -> tuple
     text = composed(text)
     words = [text] if text in number_of else [word.strip() for word in text.split(",")]
     words = [word for word in words if word]
-    try:
-        if _is_share(text):
-            size = min(max(1, math.floor(float(text) * count + 0.5)), count - 1)
-            found = {*generator(seed, "unseen-clients").choice(count, size, replace=False).tolist()}
-        else:
-            found = {client for word in words for client in _called(word, number_of)}
-    except ValueError:
-        found = {count}
-    if text and (not 0 < len(found) < count or max(found) >= count):
-        lost = next((word for word in words if word not in number_of), "")
+    lost = ""
+    if _is_share(text):
+        size = min(max(1, math.floor(float(text) * count + 0.5)), count - 1)
+        found = {*generator(seed, "unseen-clients").choice(count, size, replace=False).tolist()}
+    else:
+        of_word = {word: _called(word, number_of, count) for word in words}
+        lost = next((word for word in words if not of_word[word]), "")
+        found = {client for clients in of_word.values() for client in clients}
+    if text and (lost or not 0 < len(found) < count):
         listable = [name for name in names if "," not in name]
         alike = f", or names, such as {', '.join(closest(lost, listable) or listable[:3])}"
+        unknown = f"no client {lost}; " * (len(words) > 1 and bool(lost))
         raise RunError(
-            f'unseen-clients = "{text}": must be a share between 0 and 1, such as 0.2, or clients'
-            f" from 0 to {count - 1}, such as 3,7-9{alike if listable else ''}; at least one client"
-            " must train"
+            f'unseen-clients = "{text}": {unknown}must be a share between 0 and 1, such as 0.2, or'
+            f" clients from 0 to {count - 1}, such as 3,7-9{alike if listable else ''}; at least"
+            " one client must train"
         )
     return tuple(sorted(found))
 
@@ -95,14 +95,18 @@ def _is_share(text: str) -> bool:
         return False
 
 
-def _called(word: str, number_of: Mapping[str, int]) -> Iterable[int]:
-    """Return the clients that `3`, `7-9` or a name stands for; raises ValueError if none.
+def _called(word: str, number_of: Mapping[str, int], count: int) -> range:
+    """Return which of `count` clients `3`, `7-9` or a name stands for; none if not for clients.
 
     Where both ends of a span are names, as clients that are called by numbers have, it is of these.
     """
     ends = [word] if word in number_of else [end.strip() for end in word.split("-")]
-    if all(end in number_of for end in ends):
-        return span("-".join(str(number_of[end]) for end in ends))
-    if number_of and any(end != str(int(end)) for end in ends):
-        raise ValueError(f"{word} is no number")  # 007 would be somebody else's
-    return span(word)
+    try:
+        if all(end in number_of for end in ends):
+            return span("-".join(str(number_of[end]) for end in ends))
+        if number_of and any(end != str(int(end)) for end in ends):
+            return range(0)  # 007 would be somebody else's
+        found = span(word)
+    except ValueError:
+        return range(0)
+    return found if found[-1] < count else range(0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedapps.core.errors import RunError
 from fedapps.core.schema import MethodSettings, Scalar, convert, table_of
-from fedapps.core.words import nearest
+from fedapps.core.words import did_you_mean
 
 # Packages above this one: methods are found in them by name.
 STRATEGIES, CLIENTS = "strategies", "clients"
@@ -62,9 +62,9 @@ def method_settings(name: str, flat: Mapping[str, Scalar]) -> Any:
 def check(name: str) -> None:
     """Raise `RunError` if there is no method `name`."""
     if name not in names():
-        close = nearest(name, names())
-        hint = f" (did you mean {close}?)" if close else ""
-        raise RunError(f'strategy = "{name}": must be one of {", ".join(names())}{hint}')
+        close = did_you_mean(name, names())
+        hint = f"unknown{close}; " if close else ""
+        raise RunError(f'strategy = "{name}": {hint}must be one of {", ".join(names())}')
 
 
 def _module(package: str, name: str) -> ModuleType:

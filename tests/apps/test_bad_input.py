@@ -82,7 +82,7 @@ def test_the_base_of_these_tests_is_good(no_plots, started, tmp_path, tiny_npz, 
 # Settings ---------------------------------------------------------------------------------------
 
 REFUSED = """
-strategy="fedbab" -> strategy = "fedbab": must be one of apfl, ...(did you mean fedbabu?)
+strategy="fedbab" -> strategy = "fedbab": unknown, did you mean fedbabu?; must be one of apfl, ...
 alpha=0 -> alpha = 0: must be float > 0...
 fraction-train=0 -> fraction-train = 0: must be float > 0 and <= 1
 fraction-train=1.5 -> fraction-train = 1.5: must be float > 0 and <= 1

@@ -113,7 +113,7 @@ def test_relative_folders_begin_at_the_working_directory(points, tmp_path, monke
     ("lr=0.1,nan", "lr = nan: must be finite"),
     ("lr=0.1,fast", 'lr = "fast": must be '),
     ("num-rounds=1,2.5", "num-rounds = 2.5: must be int >= 1"),
-    ("strategy=fedavg,fedpr", 'strategy = "fedpr": must be one of '),
+    ("strategy=fedavg,fedpr", 'strategy = "fedpr": unknown, did you mean fedper?; must be one of '),
     ("lr=0.1 lr=0.2", "axis lr: given 2 times; give all its values at once"),
     ("runs-dir=/a,/b", "axis runs-dir=/a,/b: the sweep sets runs-dir itself"),
     ("resume=/a,/b", "axis resume=/a,/b: the sweep sets resume itself; the same command goes on"),

@@ -195,10 +195,10 @@ def test_the_defaults_are_valid_for_every_method(name):
 
 def test_an_unknown_method_gets_the_list_and_the_nearest():
     known = ", ".join(registry.names())
-    for name, hint in (("fedbabuu", " (did you mean fedbabu?)"), ("", "")):
+    for name, hint in (("fedbabuu", "unknown, did you mean fedbabu?; "), ("", "")):
         with pytest.raises(RunError) as caught:
             read(strategy=name)
-        assert str(caught.value) == f'strategy = "{name}": must be one of {known}{hint}'
+        assert str(caught.value) == f'strategy = "{name}": {hint}must be one of {known}'
 
 
 # general key, key of the table -> prox-mu of fedprox, of a method without such a key

@@ -169,7 +169,7 @@ class TestParse:
         assert inputs.refusal(EMPTY_APP / "nowhere", ["a=1"]) == ""
 
     @pytest.mark.parametrize(("option", "line"), [
-        ("strategy=fedpr", 'strategy = "fedpr": must be one of apfl, centralized, '),
+        ("strategy=fedpr", 'strategy = "fedpr": unknown, did you mean fedper?; must be one of '),
         ("num-rounds=0", "num-rounds = 0: must be int >= 1"),
         ("runs-dir=here", 'runs-dir = "here": must be absolute or start with ~'),
         ("strategy=fedper lr=0.1", ""),
