@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=expanded,
         required=True,
         metavar="SAMPLES",
-        help="a table with the columns of the run's, or an .npz with the samples in its array"
-        " images or test_images (inputs, test_inputs)",
+        help="a table with the columns of the run's, a picture or a folder of pictures, or an .npz"
+        " with the samples in its array images or test_images (inputs, test_inputs)",
     )
     parser.add_argument(
         "--output",

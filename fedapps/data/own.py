@@ -9,6 +9,8 @@ from fedapps.core.words import some
 from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
+from fedapps.data.forms.folders import PICTURES
+from fedapps.data.forms.folders import unlabelled as pictures
 from fedapps.data.forms.form import TABLES, kind_of
 from fedapps.data.npz import Rows, headers, held
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
@@ -87,10 +89,12 @@ def clients_in(path: Path, column: str) -> int:
 def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
-    Or a table with the `columns` of the model. With `gaps`, values may be missing. Raises
-    `RunError` if they are not what the model takes.
+    Or a picture, a folder of pictures, or a table with the `columns` of the model. With `gaps`,
+    values may be missing. Raises `RunError` if they are not what the model takes.
     """
     word = "images" if inputs.image else "inputs"
+    if inputs.image and (path.is_dir() or (kind_of(path) in PICTURES and path.exists())):
+        return Rows((held(path, word, pictures(path, inputs.shape)),))
     if path.is_dir():
         raise RunError(f"{path}: is a folder; give one file, an .npz or a table")
     named = f"the array {word} or test_{word}"
@@ -102,7 +106,8 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
         arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)
-        raise RunError(f"{path}: must be an .npz with {named}{or_table}")
+        or_picture = ", or a picture, or a folder of such" * inputs.image
+        raise RunError(f"{path}: must be an .npz with {named}{or_table}{or_picture}")
     else:
         arrays = headers(path)
     array = arrays.get(word) or arrays.get(f"test_{word}")

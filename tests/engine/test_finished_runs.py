@@ -100,7 +100,7 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     for words, message in (
         ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
         ((tmp_path / "x.pt2",), r"x\.pt2: is a program for torch\.export\.load; give a "),
-        ((shared,), "is a folder; give one file, an .npz or a table"),
+        ((shared,), r"holds no \.png, \.jpg, \.jpeg files; give pictures, or an \.npz$"),
     ):
         with pytest.raises(RunError, match=message):
             call(predict, *words, "--input", tmp_path)

@@ -53,6 +53,17 @@ def _read(files: Sequence[File], form: Form) -> Found:
     return tables.read(files, form)
 
 
+def unlabelled(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Read a picture, or all in a folder, sorted by name: uint8 [N, H, W, C].
+
+    They become gray or colored as `shape` [C, H, W] says. Raises `RunError` for another size.
+    """
+    there = _everything(path) if path.is_dir() else [path]
+    if not (found := [each for each in there if kind_of(each) in PICTURES]):
+        raise RunError(f"{path}: holds no {', '.join(PICTURES)} files; give pictures, or an .npz")
+    return pictures_of(found, shape)
+
+
 def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     """List the data files of a folder, sorted, with what their places say; and tell of others.
 

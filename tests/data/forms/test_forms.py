@@ -618,7 +618,11 @@ def test_to_predict_a_recording_needs_a_window(tmp_path):
      " integers (tokens) [3]"),
     ("i.npz", Spec((3,)), "", "i.npz: int64 samples of shape [3]; the model takes floats [3]"),
     ("x.npz", Spec((4,)), "", "x.npz: float32 samples of shape [3]; the model takes [4]"),
-    ("cat.png", image_spec((1, 4, 4)), "", "cat.png: must be an .npz with the array images or"),
+    ("cat.png", image_spec((1, 5, 4)), "", "cat.png: 4x4 pixels; the run has 4x5"),
+    ("cat.png", Spec((3,)), "", "cat.png: must be an .npz with the array inputs or test_inputs"),
+    ("t.csv", image_spec((1, 4, 4)), "", "test_images, or a picture, or a folder of such"),
+    ("none", image_spec((1, 4, 4)), "", "none: holds no .png, .jpg, .jpeg files; give pictures"),
+    ("none", Spec((3,)), "", "none: is a folder; give one file, an .npz or a table"),
     ("t.csv", Spec((3,)), "", "t.csv: must be an .npz with the array inputs or test_inputs"),
     ("cat.png", Spec((3,)), "a,b,c", "test_inputs, or a table (.csv, .parquet, .npy)"),
     ("gone.png", Spec((3,)), "", "gone.png: no such file"),
@@ -628,6 +632,7 @@ def test_samples_to_predict_that_no_model_takes(file, inputs, columns, line, tmp
     np.savez(tmp_path / "x.npz", inputs=np.ones((2, 3), np.float32))
     np.savez(tmp_path / "i.npz", inputs=np.ones((2, 3), np.int64))
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "cat.png")
+    (tmp_path / "none").mkdir()
     for name in ("t.csv", "bad.npz"):
         (tmp_path / name).write_text("a,b,c\n1,2,3\n")
     with pytest.raises(RunError) as error:
@@ -635,6 +640,23 @@ def test_samples_to_predict_that_no_model_takes(file, inputs, columns, line, tmp
     assert line in str(error.value) and (
         "the model takes" not in line or str(error.value).endswith(line)
     )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_to_predict_are_rows_sorted_by_name(channels, tmp_path):
+    """As the model's, gray or in color, whatever their folders are called."""
+    colors = np.random.default_rng(3).integers(0, 256, (4, 6, 5, 3), np.uint8)
+    places = ["b/2.png", "b/10.png", "a/z.PNG", "c.png"]
+    for place, pixels in zip(places, colors, strict=True):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / place)
+    (tmp_path / "README.md").write_text("who they are")
+    if channels == 1:
+        colors = np.stack([np.asarray(Image.fromarray(p).convert("L"))[..., None] for p in colors])
+    for place, order in ((".", [2, 1, 0, 3]), ("b", [1, 0]), ("c.png", [3])):
+        rows = unlabelled(tmp_path / place, image_spec((channels, 6, 5)))
+        np.testing.assert_array_equal(rows.read(np.arange(len(order))), colors[order])
+        assert rows.starts[-1] == len(order)
 
 
 def test_files_that_do_not_belong_together(frame, tmp_path):
