@@ -196,6 +196,9 @@ def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
+    name = settings.run_name
+    if name and (name != Path(name).name or name == ".."):
+        raise RunError(f'run-name = "{name}": must be a name without /, for a folder in runs-dir')
     for key in ("initial-model", "federation", "channel-tls"):
         if path := getattr(settings, key.replace("-", "_")):
             absolute(path, key)

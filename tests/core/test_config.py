@@ -193,6 +193,14 @@ def test_the_defaults_are_valid_for_every_method(name):
     assert isinstance(settings.method, registry.settings_class(name))
 
 
+@pytest.mark.parametrize("name", ["a/b", "/a", "a/", "..", "../a"])
+def test_a_run_name_that_is_no_folders_is_refused_with_the_settings(name):
+    """And so before the data are read; a name that exists is found where the folder is made."""
+    with pytest.raises(RunError, match=rf'^run-name = "{name}": must be a name without /, for a'):
+        read(run_name=name)
+    assert read(run_name="a..b").run_name == "a..b"
+
+
 def test_an_unknown_method_gets_the_list_and_the_nearest():
     known = ", ".join(registry.names())
     for name, hint in (("fedbabuu", "unknown, did you mean fedbabu?; "), ("", "")):
