@@ -69,9 +69,13 @@ class Metric:
         return column.removeprefix(f"{self.name}_").replace("_", " ")
 
     def means(self, columns: Iterable[str]) -> list[str]:
-        """Return the columns of rounds.csv with means of the metric, but those by samples."""
+        """Return the columns of rounds.csv with means of the metric, but those by samples.
+
+        The initial one is first. (In rounds.csv it is the last one of a metric that does not lead.)
+        """
         own = (name for name in columns if name.startswith(f"{self.name}_"))
-        return [name for name in own if not name.endswith(("_std", "_weighted"))]
+        found = [name for name in own if not name.endswith(("_std", "_weighted"))]
+        return sorted(found, key=lambda name: name != self.initial)
 
     @property
     def factor(self) -> int:

@@ -39,6 +39,18 @@ def test_any_metric_of_a_task_can_lead_and_the_others_follow_in_their_order(name
     assert str(caught.value) == f'metric = "acuracy": a {name} has {", ".join(["auto", *names])}'
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_each_metric_is_told_before_and_after_personalization(name):
+    """Also one that does not lead, whose columns in rounds.csv have another order."""
+    found = columns_of(TASKS[name])
+    for metric in TASKS[name].metrics:
+        told = metric.means(found.rounds)
+        first, last = f"{metric.name}_initial", f"{metric.name}_personalized"
+        assert told[0] == first and last in told and {*told} <= {*found.rounds}
+    lead = TASKS[name].lead
+    assert lead.means(found.rounds) == [c for c in found.rounds if c in lead.means(found.rounds)]
+
+
 def test_tables_and_choices_of_rounds_follow_the_metric_that_leads(serial_run, capsys):
     """The training is the same, and each run ends and keeps a round by its own metric."""
     whole = pd.read_csv(serial_run(KEYS) / "rounds.csv")
