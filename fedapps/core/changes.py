@@ -31,6 +31,11 @@ GROWING = frozenset({
     "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
 })  # fmt: skip
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
+# Keys that say what the data are like; the data's name tells most of it, so names have them last.
+DESCRIBING = frozenset({
+    "class-names", "client-column", "columns", "input-shape", "missing", "num-classes", "split",
+    "target-column", "task", "test-fraction", "window", "window-step",
+})  # fmt: skip
 LONGEST = 100  # bytes of a name before its seed: about the limit
 DATA_NAME = 60  # bytes of the name of data or a model in that of a folder
 
@@ -97,14 +102,14 @@ def folder_name(dataset: Scalar) -> str:
 def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
     """Return a name for a run's folder: method, data, changed settings, seed.
 
-    The word `validation` in it means that the run is scored on validation samples. If too many
-    settings were changed, the name says how many it leaves out; with `unique` it has a digest of
-    all settings instead.
+    The word `validation` in it means that the run is scored on validation samples. What describes
+    the data comes last. If too many settings were changed, the name says how many it leaves out;
+    with `unique` it has a digest of all settings instead.
     """
     parts = [f"{flat['strategy']}-{folder_name(flat['dataset'])}"]
     told = 0
     changes = changed(flat)
-    for key in sorted(changes, key=lambda key: key != "evaluate-on"):  # the others in their order
+    for key in sorted(changes, key=lambda key: (key != "evaluate-on", key in DESCRIBING)):
         part = ("" if key == "evaluate-on" else key + "=") + _plain(changes[key])
         if len("".join([*parts, part]).encode()) > LONGEST:
             break

@@ -72,6 +72,14 @@ def test_a_name_says_how_much_it_leaves_out():
     )
 
 
+def test_a_name_says_first_what_does_not_describe_the_data():
+    data = 'columns="age,sex=f|m,crp,lactate" missing="mean" target-column="died" num-clients=8'
+    flat = config.parse([f'strategy="fedper" {data} dp.mode="central" dp.noise-multiplier=0.5'])
+    name = changes.name_of(flat | {"num-rounds": 30, "test-fraction": 0.3})
+    first = "num-clients=8-num-rounds=30-dp.mode=central-dp.noise-multiplier=0.5"
+    assert name == f"fedper-digits-{first}-target-column=died-and-3-more-s0"
+
+
 @pytest.mark.parametrize("letter", ["x", "ü", "語", "𠮷"])
 @pytest.mark.parametrize("more", ["", " ".join(f"num-{k}=123456" for k in ("rounds", "clients"))])
 def test_long_names_of_data_are_cut_for_a_folder(letter, more, tmp_path):
@@ -101,4 +109,4 @@ def test_a_run_name_that_is_too_long_is_named(tmp_path):
 
 
 def test_what_is_incidental_is_a_key():
-    assert config.defaults().keys() >= changes.INCIDENTAL
+    assert config.defaults().keys() >= changes.INCIDENTAL | changes.DESCRIBING
