@@ -32,8 +32,8 @@ from fedapps.tasks import Metric
 INITIAL, PERSONALIZED = RED, BLUE
 FEW = 25  # up to this many clients or classes, names are upright, and classes keep their order
 NAMED = 110  # up to this many, every client and class is named
-LETTERS = 80  # up to this many characters in all, sums are written above their bars
-NAME = 20  # characters of a client's name, at most
+LETTERS = 80  # up to this many characters in all, sums are above their bars, and names are upright
+NAME = 20  # characters of the name of a client or class, at most
 MANY = 300  # up to this many, a line connects the two values of a client or class
 
 
@@ -80,12 +80,14 @@ def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
     return picture
 
 
-def draw_holdings(class_counts: np.ndarray, names: Sequence[str] = ()) -> Picture:
+def draw_holdings(
+    class_counts: np.ndarray, names: Sequence[str] = (), class_names: Sequence[str] = ()
+) -> Picture:
     """Draw how many training samples of each class each client holds.
 
-    `class_counts` is [clients, classes]; `names` are what the data call clients 0, 1, ... Of more
-    than `MOST` clients, percentiles are drawn: of their samples, and of their samples of each class
-    by itself.
+    `class_counts` is [clients, classes]; `names` are what the data call clients 0, 1, ..., and
+    `class_names` what they call classes, which few classes are labelled with. Of more than `MOST`
+    clients, percentiles are drawn: of their samples, and of their samples of each class by itself.
     """
     sizes, told = class_counts.sum(axis=1), f"{class_counts.sum():,} in all"
     subject, name = "Training samples of each client and class", ""
@@ -105,7 +107,10 @@ def draw_holdings(class_counts: np.ndarray, names: Sequence[str] = ()) -> Pictur
         edgecolors="face", linewidth=0.05,  # otherwise a PDF shows fine white lines
     )  # fmt: skip
     lower.set_ylabel("class")
-    whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
+    if class_names and classes <= FEW:
+        lower.set_yticks(range(classes), _called(range(classes), class_names), parse_math=False)
+    else:
+        whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
     if name:
         _name_percent(lower, name)
     else:
@@ -168,9 +173,12 @@ def _name_percent(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def _called(clients: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
-    """Return the clients' names, the beginnings of long ones, or their numbers without names."""
-    return [shortened(names[client] if names else str(client), NAME) for client in clients]
+def _called(numbers: Sequence[int] | pd.Series, names: Sequence[str]) -> list[str]:
+    """Return the names of clients or classes, the beginnings of long ones; without names numbers.
+
+    Classes that have no name, at the end, are numbers, too.
+    """
+    return [shortened(names[n] if n < len(names) else str(n), NAME) for n in numbers]
 
 
 def _name_places(
@@ -186,7 +194,7 @@ def _name_places(
         axes.set_xticks(range(count), texts, parse_math=False)
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
-        elif sum(map(len, texts)) > LETTERS:
+        elif count * max(map(len, texts)) > LETTERS:  # each has the same room
             axes.tick_params("x", labelrotation=90, labelsize=7)
     elif not sorted_by:
         whole_ticks(axes.xaxis, 12)

@@ -98,7 +98,8 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
             found[plot.name] = draw_categories(events, plot)
     holdings = read_holdings(folder)
     if holdings is not None:
-        found["clients"] = draw_holdings(holdings, directory.names(folder))
+        called = (directory.names(folder, kind) for kind in directory.NAMED)
+        found["clients"] = draw_holdings(holdings, *called)
     for picture in found.values():
         title(picture, caption.title)
     return found

@@ -19,11 +19,13 @@ from fedapps.report import (
     accuracy_plots,
     caption,
     columns,
+    directory,
     event_plots,
     part_plots,
     plots,
 )
 from fedapps.tasks import CLASSIFICATION
+from tests.support.made_runs import finished_run
 from tests.support.reports import axes_of, drawn, make_report, make_results, make_row, run_to_end
 
 PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
@@ -332,6 +334,48 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
                 title = picture._suptitle.get_window_extent()
                 assert inside.y1 < title.y0
         assert all(axes.get_position().width > 0.6 for axes in picture.axes[:2])
+
+
+def no_overlap(axes):
+    """Tell whether all names on the x axis are beside each other."""
+    axes.figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.get_xticklabels()]
+    return all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))
+
+
+@pytest.mark.parametrize("draw", [
+    lambda names: part_plots.draw_clients(scored(10), CAPTION, names),
+    lambda names: part_plots.draw_holdings(np.ones((10, 2), int), names),
+    lambda names: part_plots.draw_classes(scored(10).assign(name=names), CAPTION),
+])  # fmt: skip
+def test_one_long_name_among_short_ones_overlaps_nobody(draw):
+    names = [f"H{number:02}" for number in range(9)]
+    for long in ("St. J\u00fcrgen, K\u00f6ln", "Saarbr\u00fccken"):
+        for place in (0, 4, 9):
+            lower = draw([*names[:place], long, *names[place:]]).axes[1]
+            found = [text.get_text() for text in lower.get_xticklabels()]
+            assert long in found and len(found) == 10 and no_overlap(lower)
+
+
+@pytest.mark.parametrize("count", [2, 25, 26])
+def test_few_classes_are_called_by_their_names_in_the_plot_of_holdings(count):
+    named = (*(f"$class {n}" for n in range(count - 1)), "a name of more letters than fit")
+    lower = part_plots.draw_holdings(np.ones((3, count), int), (), named).axes[1]
+    found = [text.get_text() for text in lower.get_yticklabels()]
+    if count <= 25:
+        assert found == [*named[:-1], "a name of more lett\u2026"]
+        assert [*lower.get_yticks()] == [*range(count)]
+    else:
+        assert "$class 0" not in found
+    short = part_plots.draw_holdings(np.ones((3, 3), int), (), ("a", "b")).axes[1]
+    assert [text.get_text() for text in short.get_yticklabels()] == ["a", "b", "2"]
+
+
+def test_the_plot_of_holdings_has_the_names_of_the_run(tmp_path):
+    folder = finished_run(tmp_path, classes=2)
+    directory.write_names(folder, (), ("no", "yes"))
+    axes = plots._pictures(folder, config.stored(folder))["clients"].axes[1]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["no", "yes"]
 
 
 def test_holdings_of_nobody():
