@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedapps import serial
-from fedapps.core import config, keywords, options
+from fedapps.core import config, keywords, log, options
 from fedapps.core.errors import RunError, refused
 from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
@@ -142,6 +142,8 @@ class Run:
         number = None if client is None else operator.index(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
+            if number is None and (warning := run_models.untrained(self._opened)):
+                log.warning("%s: %s", self.path, warning.replace("--client ", "client "))
             return run_models.of_run(self._opened, number)
 
     def predict(self, client: int | str | None, x: "Samples") -> "np.ndarray":

@@ -46,25 +46,22 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
     """Return the model in a run directory, a state-dir or a file: a client's, or the shared one.
 
     A client is named by its number or, if the data call it something, by its name. With `tell`,
-    the user is told which layers of a shared model are not shared.
+    the user is warned of layers of a shared model that are not shared.
     """
     # torch takes a second that the help need not wait for
-    from fedapps.core.config import DEVICE
     from fedapps.device import personalized, run_models
     from fedapps.engine.finished import FinishedRun
     from fedapps.report import directory
 
     if (source / "config.toml").exists():
-        run = FinishedRun.open(source)
+        try:
+            run = FinishedRun.open(source)
+        except RunError as error:
+            raise RunError(f"{error}{_hint(source)}") from error
         number = None if client is None else directory.client_of(source, client)
         model = run_models.of_run(run, number)
-        if tell and client is None and run.initial:
-            layers = ", ".join(run.initial)
-            note = f"these layers are not shared, so they have their initial values: {layers}"
-            how = "--client N takes those of a client"
-            if run.space.settings.dataset == DEVICE:
-                how = "each device keeps its own in its state-dir, which can be given instead"
-            print(f"note: {note}; {how}", file=sys.stderr)
+        if tell and client is None and (warning := run_models.untrained(run)):
+            print(f"warning: {warning}", file=sys.stderr)
         return model
     if source.suffix == ".pt2":
         raise RunError(f"{source}: is a program for torch.export.load; give a .safetensors file")
@@ -74,3 +71,16 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
         what = "the shared model" if own is None else f"the model of client {own}"
         raise RunError(f"--client {client}: {source} is {what}")
     return model
+
+
+def _hint(folder: Path) -> str:
+    """Say what a run directory needs, if it is the run's own data that are gone."""
+    from fedapps.core import config
+
+    dataset = expanded(str(config.stored(folder).get("dataset", "")))
+    if not dataset.is_absolute() or dataset.exists():
+        return ""
+    return (
+        "; a run directory needs the run's data set, and a file that `fedapps export` made before"
+        " does not"
+    )

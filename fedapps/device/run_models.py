@@ -7,6 +7,7 @@ import copy
 
 import msgspec
 
+from fedapps.core.config import DEVICE
 from fedapps.device.personalized import Personalized, metadata
 from fedapps.engine.finished import FinishedRun
 from fedapps.models.adapters import merged
@@ -23,3 +24,20 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     if client is None:
         about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
     return Personalized(own, about).eval()
+
+
+def untrained(run: FinishedRun) -> str:
+    """Warn of the shared model's layers that no client shares, and say what to do; "" if none.
+
+    They stay as initialized, also in a file that the model is exported to.
+    """
+    if not run.initial:
+        return ""
+    own = "--client N takes those of a client"
+    if run.space.settings.dataset == DEVICE:
+        own = "each device keeps its own in its state-dir, which can be given instead"
+    return (
+        "these layers are not shared, so they have their initial values, and predictions can be no"
+        f" better than chance: {', '.join(run.initial)}; {own}, and `fedapps adopt` trains them on"
+        " a newcomer's data"
+    )

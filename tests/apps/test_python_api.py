@@ -170,6 +170,20 @@ def test_predictions_are_those_of_the_saved_weights(run, here):
         np.testing.assert_allclose(as_floats, chances, atol=1e-6)
 
 
+def test_a_shared_model_with_layers_that_nobody_shares_is_warned_of(run, here, capsys):
+    """Once for a model that predicts again and again, and not for a client or a whole model."""
+    found, whole = run(strategy="fedper"), run()
+    images = np.load(here / "mine.npz")["test_images"]
+    whole.predict(None, images), found.predict(1, images)
+    assert "warning" not in capsys.readouterr().out
+    found.predict(None, images), found.predict_proba(None, images)
+    told = capsys.readouterr().out
+    assert told.startswith(f"warning: {found.path}: these layers are not shared, ")
+    assert "no better than chance: fc3; client N takes " in told and told.count("\n") == 1
+    found.model(None)
+    assert capsys.readouterr().out == told
+
+
 def test_another_thread_that_predicts_changes_nobodys_model(run, here):
     """In the worst moment: after the kept model was found to be the right one."""
     found = run(strategy="fedper")

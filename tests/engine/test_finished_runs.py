@@ -16,6 +16,7 @@ from fedapps.engine import again, finished
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method.update import replace
+from fedapps.training.workspace import workspace
 from tests.support import kinds
 from tests.support.tls import make_tls
 
@@ -95,7 +96,8 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
         call(predict, model, "--client", 3, "--input", tmp_path / "own.npz")
     shared = tmp_path / "shared.safetensors"
     assert call(export, source, "--output", shared) == 0
-    assert "have their initial values: fc2; " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("warning: these layers are not shared, so ") and "chance: fc2; " in told
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
     for words, message in (
         ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
@@ -104,6 +106,26 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     ):
         with pytest.raises(RunError, match=message):
             call(predict, *words, "--input", tmp_path)
+
+
+def test_of_a_run_without_its_data_the_error_says_what_needs_none(
+    serial_run, tiny_npz, make_npz, tmp_path
+):
+    """An exported model; but this is no hint if something else is missing."""
+    data, hint = make_npz(tmp_path / "own.npz"), "; a run directory needs the run's data set, "
+    folder = serial_run(tiny_npz, TINY, f'strategy="fedavg" dataset="{data}"')
+    shared, asked = tmp_path / "shared.safetensors", ("--input", tmp_path / "x.npz")
+    call(export, folder, "--output", shared)
+    data.rename(asked[1])
+    workspace.cache_clear()  # as in a new process
+    with pytest.raises(RunError, match=rf"^{data}: no such file{hint}"):
+        call(predict, folder, *asked)
+    assert call(predict, shared, *asked) == 0
+    asked[1].rename(data)
+    (folder / "model.safetensors").unlink()
+    shutil.rmtree(folder / "checkpoint")
+    with pytest.raises(RunError, match=r"so this one has not finished$"):
+        call(predict, folder, "--input", data)
 
 
 def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_root, tmp_path):
