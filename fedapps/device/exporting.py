@@ -47,6 +47,8 @@ def _program(model: Personalized, path: Path) -> None:
         # channels-last weights are a problem only if they are not on the CPU, and ours are
         warnings.filterwarnings("ignore", "No complete tensor found")
         program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it has the folder of this program
         torch.export.save(program, saved)
     path.write_bytes(saved.getbuffer())
 

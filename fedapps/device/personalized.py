@@ -36,6 +36,11 @@ from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
 FILE = "personalized.safetensors"
+# Keys with folders, files, addresses or names of one machine; a model is used without them.
+PLACES = (
+    "channel-address", "channel-reach", "channel-tls", "data-root", "devices", "federation",
+    "initial-model", "resume", "run-name", "runs-dir", "unseen-clients",
+)  # fmt: skip
 # The errors that a broken file or a stranger's header cause.
 _UNREADABLE = (OSError, SafetensorError, LookupError, TypeError, RuntimeError, ValueError, RunError)
 
@@ -107,13 +112,17 @@ def save(path: Path, client: BaseClient) -> None:
 
 
 def metadata(space: Workspace, client: int | None) -> ModelMetadata:
-    """Describe a model of a run so that it can be built again without the run's data."""
-    data_set, settings = space.dataset, space.settings
+    """Describe a model of a run so that it can be built again without the run's data.
+
+    It says nothing of the machine of the run, nor who took no part in the training.
+    """
+    data_set, settings, usual = space.dataset, space.settings, config.defaults()
     normalization = data_set.normalization or Normalization()
     on_devices = settings.dataset == DEVICE
     numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
     names = (space.class_names or numbers) if space.task.has_names else ()
-    without_data = {
+    without_data = {key: usual[key] for key in PLACES} | {
+        "model": models.own.in_app(settings.model),
         "dataset": DEVICE,
         "num-clients": settings.num_clients,
         "task": space.task.name,
@@ -121,7 +130,6 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         "num-classes": max(1, len(names)),
         "class-names": settings.class_names if on_devices and names else "",
         "min-available": 1,
-        "initial-model": "",
         "adapter-rank": 0,
     }
     return ModelMetadata(

@@ -89,16 +89,12 @@ def _spec(name: str, path: Path, function: str) -> ModelSpec:
 def in_app(name: str) -> str:
     """Return the name of a model of one's own as that of a file in the app, wherever it was.
 
-    A model file can be a stranger's, who must not say which code is run. Raises `RunError`.
+    A model file says no more of where it was; and it can be a stranger's, who must not say which
+    code is run.
     """
     path, named = file_of(name), _PATH.fullmatch(name)
     if not path or not named or not expanded(named[1]).is_absolute():
         return name
-    if not path.is_relative_to(APP) and path.stem not in names():
-        raise RunError(
-            f'model = "{name}": no path in a model file is run; copy that file to'
-            f" {APP / FOLDER / path.name}"
-        )
     inside = path.relative_to(APP) if path.is_relative_to(APP) else Path(FOLDER, path.name)
     return str(inside) + (f":{named[2]}" if named[2] else "")
 

@@ -1,11 +1,16 @@
 """A shared model is personalized when no run is on, as the run does it with a newcomer."""
 
+import json
+
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from fedapps.cli import adopt, export, predict
+from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.device.personalized import PLACES
 from tests.support import kinds
 from tests.support.methods import each_method, needed
 
@@ -75,6 +80,41 @@ def test_a_file_alone_gives_what_the_run_gave_its_newcomer(
     )
     found = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert np.mean(found == np.load(data)["test_labels"]) == pytest.approx(after, abs=5e-5)
+
+
+def test_an_exported_model_says_nothing_of_the_machine_and_works_on_another(
+    serial_run, tiny_npz, make_npz, own_data, adopted, parse, tmp_path, capsys
+):
+    """Settings of folders, files, addresses and absent clients go; all others stay."""
+    house, model = tmp_path / "jane", tmp_path / "shared.safetensors"
+    house.mkdir()
+    data, first = make_npz(house / "wards.npz"), house / "first.safetensors"
+    before = serial_run(tiny_npz, f'strategy="fedavg" {OPTIONS} lr=0.04 dataset="{data}"')
+    (before / "model.safetensors").rename(first)
+    folder = serial_run(
+        tiny_npz,
+        f'strategy="fedavg" {OPTIONS} lr=0.04 dataset="{data}" initial-model="{first}"',
+        f'data-root="{house}/data" runs-dir="{house}/runs" run-name="jane-1" devices="desktops"',
+        f'federation="{house}/all" channel-address="127.0.0.1:1" channel-reach="jane:1"',
+        f'channel-tls="{house}/tls"',
+    )
+    assert export.run(parse(export, str(folder), "--output", str(model))) == 0
+    assert b"jane" not in model.read_bytes() and b"127.0.0.1:1" not in model.read_bytes()
+    with safe_open(model, "np") as file:
+        told = json.loads(file.metadata()["fedapps"])["config"]
+    usual = config.defaults()
+    gone = {key for key, value in config.stored(folder).items() if told[key] != value}
+    assert gone >= {"data-root", "runs-dir", "federation", "devices", "unseen-clients"}
+    assert all(told[key] == usual[key] for key in PLACES) and told["lr"] == 0.04
+    own = own_data(folder)
+    scores = adopted(folder, own)
+    house.rename(tmp_path / "gone")
+    assert adopted(model, own) == scores
+    for source in (model, tmp_path / "state"):
+        np.savez(tmp_path / "ask.npz", images=np.load(own)["test_images"])
+        assert predict.run(parse(predict, str(source), "--input", str(tmp_path / "ask.npz"))) == 0
+    new = serial_run(tiny_npz, f'strategy="fedavg" {OPTIONS} initial-model="{model}"')
+    assert (new / "model.safetensors").exists()
 
 
 def test_personalization_can_change_and_training_cannot(

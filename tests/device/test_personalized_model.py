@@ -3,6 +3,7 @@
 import json
 import resource
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.device import exporting, personalized
 from fedapps.report.report import Report
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedrod", "ditto", "fedbabu"])
@@ -189,6 +191,9 @@ def test_export_round_trips(trained, tmp_path):
     for suffix in ("pt2", "safetensors"):
         output = ["--output", str(tmp_path / f"model.{suffix}")]
         assert main(["export", "--state-dir", str(state), *output]) == 0
+    with ZipFile(tmp_path / "model.pt2") as whole:  # no file of this machine is named
+        found = b"".join(map(whole.read, whole.namelist()))
+    assert b"forward" in found and str(ROOT).encode() not in found
     program = torch.export.load(tmp_path / "model.pt2").module()
     for size in (1, 5, 64):
         pixels = torch.rand(size, 1, 8, 8)
