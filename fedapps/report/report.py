@@ -235,7 +235,7 @@ class Report:
         errors += attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += attempt(self.draw_page) if plots else []
         if not stopped:
-            print_summary(summary, self.settings, self.columns)
+            print_summary(summary, self.settings, self.columns, self.classes)
         if errors:
             raise errors[0]
 

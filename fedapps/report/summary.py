@@ -21,6 +21,8 @@ from fedapps.report.rows import NEWCOMERS, RoundRow, is_counted
 from fedapps.report.units import duration, human, human_bytes
 from fedapps.tasks import Metric
 
+NEAR = 0.02  # a balanced accuracy that differs less from that of guesses is no better
+OFTEN = 0.9  # share of a class that a model recognizes if it says this class nearly always
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 
 
@@ -121,10 +123,42 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def print_summary(summary: Mapping[str, Any], settings: Settings, columns: Columns) -> None:
-    """Print a summary as a table of at most 100 columns, if the log is printed, too."""
-    if not log.is_printed():
-        return
+def print_summary(
+    summary: Mapping[str, Any],
+    settings: Settings,
+    columns: Columns,
+    classes: Sequence[Sequence[int]] = (),
+) -> None:
+    """Print a summary as a table of at most 100 columns, if the log is printed, too.
+
+    A line follows if accuracy leads, and the counts of the `classes`, as those of `class_sums`, say
+    that it is that of the most frequent class.
+    """
+    if log.is_printed():
+        _print_table(summary, settings, columns)
+    by_class = classes and columns.task.has_classes and columns.lead is columns.task.of_class
+    if by_class and (found := _said_always(classes)) is not None:
+        name = columns.class_names[found] if columns.class_names else found
+        line = "note: the models nearly always say the most frequent class, %s"
+        log.info(f"{line}; metric=balanced counts classes alike", name)
+
+
+def _said_always(classes: Sequence[Sequence[int]]) -> int | None:
+    """Return the most frequent class if the models say it nearly always; None otherwise.
+
+    Where all classes are about as frequent, None, because accuracy itself tells it.
+    """
+    counts, _, right = np.array(classes)
+    if not counts.any():
+        return None
+    there, most = counts > 0, int(counts.argmax())
+    recalls, chance = right[there] / counts[there], 1 / there.sum()
+    hidden = right.sum() <= counts[most] and counts[most] / counts.sum() > chance + NEAR
+    guessed = abs(recalls.mean() - chance) <= NEAR and right[most] >= OFTEN * counts[most]
+    return most if hidden and guessed else None
+
+
+def _print_table(summary: Mapping[str, Any], settings: Settings, columns: Columns) -> None:
     screen = console()
     table = Table(show_header=False, box=box.HORIZONTALS)
     table.add_column(style="bold")

@@ -18,7 +18,7 @@ from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
 from fedapps.report.columns import PLAIN
 from fedapps.report.progress import TimeLeft, progress_line
-from fedapps.report.rows import ClientEval, Means, means
+from fedapps.report.rows import ClientEval, Means, class_sums, means
 from fedapps.report.summary import print_summary, summarize, unseen
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
@@ -429,6 +429,34 @@ def test_the_table_at_the_end_has_the_score_over_the_samples_of_all_clients(caps
     apart = [f1_score(truth[part], found[0][part], average="micro") for part in parts]
     assert abs(np.average(apart, weights=weights) - scores[0]) > 0.01
     assert [told[4], told[6]] == [f"{score:.4f}" for score in scores]
+
+
+@pytest.mark.parametrize(("right", "more", "told"), [
+    ((300, 0), {}, True),  # accuracy 0.9, always "no"
+    ((296, 1), {}, True),
+    ((295, 5), {}, False),  # balanced accuracy 0.567, but accuracy 0.9
+    ((150, 17), {}, False),  # guesses: nothing hides behind an accuracy of 0.5
+    ((300, 0), {"metric": "balanced"}, False),
+    ((34, 0), {"counts": (34, 33)}, False),  # both classes are about as frequent
+])  # fmt: skip
+@pytest.mark.parametrize("names", [(), ("no", "yes")])
+def test_a_run_whose_models_say_one_class_ends_with_a_note(right, more, told, names, capsys):
+    """Accuracies of 0.1 before personalization do not matter."""
+    task = CLASSIFICATION.leading(more.get("metric", "auto"))
+    counts, known = more.get("counts", (300, 33)), columns.columns_of(task, (), names)
+    few, some = (np.array(counts) // 10, np.array(right))
+    result = ClientEval(
+        0, 5, sum(counts), 0.5, task, of_classes(np.array(counts), few),
+        of_classes(np.array(counts), some),
+    )  # fmt: skip
+    rows = [make_row(1, means=means([result], known))]
+    settings = make_settings()
+    summary = summarize(settings, rows, known, 1.0)
+    print_summary(summary, settings, known, class_sums([result]))
+    last = capsys.readouterr().out.splitlines()[-1]
+    name = "no" if names else "0"
+    assert last.startswith("note: ") == told
+    assert not told or f"the most frequent class, {name}; metric=balanced " in last
 
 
 def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
