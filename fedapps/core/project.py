@@ -7,8 +7,6 @@ from typing import Any
 
 from fedapps.core.errors import RunError
 
-PLACES = tuple(folder / "pyproject.toml" for folder in Path(__file__).parents[1:3])
-
 
 @cache
 def pyproject() -> dict[str, Any]:
@@ -18,10 +16,11 @@ def pyproject() -> dict[str, Any]:
     package. The same is true of the bundle that Flower makes from a checkout, and runs without
     installing it. Raises `RunError` if there is no such file.
     """
-    for path in PLACES:
+    places = [folder / "pyproject.toml" for folder in Path(__file__).parents[1:3]]
+    for path in places:
         if path.exists():
             return tomllib.loads(path.read_text("utf-8"))
-    raise RunError(f"pyproject.toml: not at {' nor '.join(map(str, PLACES))}; it has all defaults")
+    raise RunError(f"pyproject.toml: not at {' nor '.join(map(str, places))}; it has all defaults")
 
 
 def run_config() -> dict[str, Any]:

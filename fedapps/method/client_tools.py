@@ -193,11 +193,12 @@ class ClientTools:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(draws.integers(2**63)))
             module = make().to(self.workspace.torch_device)
-        initial, known = self.workspace.initial, self.layout.parameters
+        initial = self.workspace.initial
         put(module, {key: initial[key] for key in initial.keys() & module.state_dict().keys()})
         put(module, self.kept(prefix))
+        frozen = {key for key, _ in self.model.named_parameters()} - self.layout.parameters
         for key, parameter in module.named_parameters():
-            parameter.requires_grad_(key in known or key not in initial)
+            parameter.requires_grad_(key not in frozen)
         self.parts[prefix] = module
         return module.train()
 

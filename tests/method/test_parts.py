@@ -82,7 +82,7 @@ def test_a_part_is_trained_kept_and_never_sent(made):
 
 
 def test_a_copy_of_the_models_layers_begins_with_the_initial_values(made):
-    """Not with those of whichever client was here before; and what is frozen for good stays so."""
+    """Not with those of whichever client was here before; and all of it can be trained."""
     space = made.strategy.workspace
     made.train(1, made.strategy.plan(1, 1))
     head = made.make(0).head
