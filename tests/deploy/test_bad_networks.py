@@ -12,7 +12,7 @@ import pytest
 from fedapps.wire.probes import LOST
 from tests.deploy.devices import DEVICES, PAIR, RUN, TWO, events, wait_for
 from tests.deploy.helpers import outcome
-from tests.deploy.test_resume_supernodes import going, is_as_if_nothing_had_happened
+from tests.deploy.test_resume_supernodes import below, going, is_as_if_nothing_had_happened
 from tests.support import ROOT
 from tests.support.fits import fail_fits
 from tests.support.relay import Relay
@@ -42,6 +42,11 @@ def asleep(*processes):
     yield
     for process in found:
         process.resume()
+
+
+def works(process):
+    """Whether it has not ended; its parent need not have noticed yet."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_delay_and_cut_connections_change_no_number(devices, deployment, tmp_path):
@@ -100,9 +105,11 @@ def test_a_superlink_that_is_suspended(devices, deployment, tmp_path):
     """Flower then takes the run for dead; devices go on by themselves, and the run by a resume."""
     with going("fedper", devices, deployment, tmp_path) as run:
         processes = [deployment.processes[devices.name(client)] for client in PAIR]
+        server_app = below(deployment, "flwr-serverapp")
         with asleep(*(deployment.processes[name] for name in ("superlink", "proxy"))):
             time.sleep(GONE)
         assert not run.ended().completed
+    wait_for(lambda: not any(map(works, server_app)), "the ServerApp goes on")
     assert is_as_if_nothing_had_happened(run, devices, deployment)
     assert all(process.poll() is None for process in processes)
 

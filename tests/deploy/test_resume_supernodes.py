@@ -20,8 +20,8 @@ from tests.support.marks import THOROUGH
 pytestmark = pytest.mark.deployment
 
 
-def kill(deployment, name):
-    """SIGKILL what a process of the deployment has started and whose command has this word."""
+def below(deployment, name):
+    """What the SuperLink of a deployment has started and whose command has this word."""
     process = psutil.Process(deployment.processes["superlink"].pid)
     found = [
         child
@@ -29,7 +29,12 @@ def kill(deployment, name):
         if any(name in word for word in child.cmdline())
     ]
     assert found, f"no {name} below the SuperLink"
-    for child in found:
+    return found
+
+
+def kill(deployment, name):
+    """SIGKILL these processes."""
+    for child in below(deployment, name):
         child.kill()
 
 
@@ -91,12 +96,12 @@ def test_a_superlink_that_is_killed(devices, deployment, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "PATIENCE", 20.0)  # it asks for the run's status for so long
     with going("fedper", devices, deployment, tmp_path) as run:
         link = deployment.processes["superlink"]
-        below = psutil.Process(link.pid).children(recursive=True)
+        started = psutil.Process(link.pid).children(recursive=True)
         link.kill()
         link.wait()
         with pytest.raises(RunError, match="Connection to the SuperLink is unavailable"):
             run.ended()
-    assert psutil.wait_procs(below, PATIENCE)[1] == [], "what the SuperLink started goes on"
+    assert psutil.wait_procs(started, PATIENCE)[1] == [], "what the SuperLink started goes on"
     devices.stop()
     deployment.start_superlink()
     devices.start(*PAIR)
