@@ -143,7 +143,7 @@ class Run:
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
             if number is None and (warning := run_models.untrained(self._opened)):
-                log.warning("%s: %s", self.path, warning.replace("--client ", "client "))
+                log.warning("%s: %s", self.path, warning)
             return run_models.of_run(self._opened, number)
 
     def predict(self, client: int | str | None, x: "Samples") -> "np.ndarray":

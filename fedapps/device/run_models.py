@@ -33,7 +33,7 @@ def untrained(run: FinishedRun) -> str:
     """
     if not run.initial:
         return ""
-    own = "--client N takes those of a client"
+    own = "name a client to take its own"
     if run.space.settings.dataset == DEVICE:
         own = "each device keeps its own in its state-dir, which can be given instead"
     return (

@@ -44,11 +44,6 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     delta: float
 
     @property
-    def epsilon(self) -> float | None:
-        """The epsilon of this run alone; None without privacy."""
-        return None if self.mechanism is None else epsilon([self], self.delta)
-
-    @property
     def noisy(self) -> bool:
         """Whether something was released with noise."""
         return self.mechanism is not None and bool(self.mechanism.noise and self.releases)

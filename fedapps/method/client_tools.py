@@ -41,6 +41,11 @@ def keep(state: State, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
         state[prefix + key] = torch.from_numpy(np.array(value))
 
 
+def _check_own(call: str, prefix: str) -> None:
+    if prefix.startswith(RESERVED):
+        raise ValueError(f'{call}("{prefix}"): is taken; use a prefix of your own')
+
+
 class ClientTools:
     """A client's side in one round; `ClientHooks` explains each of its attributes."""
 
@@ -173,8 +178,7 @@ class ClientTools:
 
         Raises ValueError for a prefix under which others keep something.
         """
-        if prefix.startswith(RESERVED):
-            raise ValueError(f'remember("{prefix}"): is taken; use a prefix of your own')
+        _check_own("remember", prefix)
         keep(self.state, prefix, arrays)
 
     def part(self, prefix: str, make: Callable[[], nn.Module]) -> nn.Module:
@@ -187,15 +191,13 @@ class ClientTools:
 
         Raises ValueError for a prefix under which others keep something.
         """
-        if prefix.startswith(RESERVED):
-            raise ValueError(f'part("{prefix}"): is taken; use a prefix of your own')
+        _check_own("part", prefix)
         draws = generator(self.settings.seed, f"part-{prefix}", self.client)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(draws.integers(2**63)))
             module = make().to(self.workspace.torch_device)
-        initial = self.workspace.initial
-        put(module, {key: initial[key] for key in initial.keys() & module.state_dict().keys()})
-        put(module, self.kept(prefix))
+        first, named = self.workspace.initial, module.state_dict()
+        put(module, {key: first[key] for key in first if key in named} | self.kept(prefix))
         frozen = {key for key, _ in self.model.named_parameters()} - self.layout.parameters
         for key, parameter in module.named_parameters():
             parameter.requires_grad_(key not in frozen)

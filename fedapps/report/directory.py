@@ -49,12 +49,9 @@ _HARMLESS = re.compile(f"(^|;)'{_FORMULA}")
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
     """Make the directory of a new run; without `run_name`, its name is `what` and the time.
 
-    Raises `RunError` if a named run exists or the folder cannot be made.
+    `run_name` has no /, as the settings check. Raises `RunError` if a named run exists or the
+    folder cannot be made.
     """
-    if run_name and (run_name != Path(run_name).name or run_name == ".."):
-        raise RunError(
-            f'run-name = "{run_name}": must be a name without /, for a folder in runs-dir'
-        )
     for folder in _candidates(runs_dir, run_name, what):
         try:
             folder.mkdir(parents=True)

@@ -179,7 +179,7 @@ def test_a_shared_model_with_layers_that_nobody_shares_is_warned_of(run, here, c
     found.predict(None, images), found.predict_proba(None, images)
     told = capsys.readouterr().out
     assert told.startswith(f"warning: {found.path}: these layers are not shared, ")
-    assert "no better than chance: fc3; client N takes " in told and told.count("\n") == 1
+    assert "no better than chance: fc3; name a client to take " in told and told.count("\n") == 1
     found.model(None)
     assert capsys.readouterr().out == told
 

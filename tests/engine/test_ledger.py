@@ -136,7 +136,8 @@ def test_a_budget_refuses_what_has_no_limit(earlier, new, line):
 def test_runs_without_privacy_have_no_epsilon_and_spoil_that_of_others():
     assert ledger.epsilon([], DELTA) is ledger.epsilon([night(z=None)], DELTA) is None
     assert ledger.epsilon([night(z=None), night()], DELTA) == math.inf
-    assert ledger.epsilon([night(z=None, releases=0), night()], DELTA) == night().epsilon
+    mine = alone(2.0).epsilon(10, DELTA)
+    assert ledger.epsilon([night(z=None, releases=0), night()], DELTA) == mine
 
 
 def test_noise_that_can_be_subtracted_gives_no_guarantee():
@@ -310,7 +311,8 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
     # round 2 was repeated: its noise was drawn, and seen, twice
     assert (again.run, again.round, again.finished) == (left.run, 5, True)
     assert again.releases == 6
-    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(again.epsilon)
+    total = ledger.epsilon([again], again.delta)
+    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("other", "line"), [
