@@ -18,7 +18,7 @@ from fedapps.core.errors import RunError, refused
 from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
-from fedapps.report import directory
+from fedapps.report import cells, directory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,12 +90,12 @@ class Run:
     @cached_property
     def clients(self) -> "pd.DataFrame":
         """clients.csv: a row for each client in each evaluation; a `name` is a text."""
-        return self._table("clients.csv", converters={"name": directory.original})
+        return self._table("clients.csv", converters={"name": cells.original})
 
     @cached_property
     def classes(self) -> "pd.DataFrame":
         """classes.csv: a row for each class in the last evaluation; a `name` is a text."""
-        return self._table("classes.csv", converters={"name": directory.original})
+        return self._table("classes.csv", converters={"name": cells.original})
 
     @cached_property
     @_plainly

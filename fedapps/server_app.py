@@ -23,7 +23,7 @@ from fedapps.core import config, log, prometheus, registry, signing
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import log as flower_log
-from fedapps.core.paths import absolute
+from fedapps.core.paths import absolute, expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
@@ -66,6 +66,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     check_packages()
     settings = config.read(context.run_config)
+    if not settings.resume:
+        directory.check_new(expanded(settings.runs_dir, "runs-dir"), settings.run_name)
     check_installed(settings.logger_names)
     prometheus.check_installed(settings.metrics_port)
     for note in [*config.foreign_keys(context.run_config), *privacy.warnings(settings)]:
@@ -148,9 +150,8 @@ def _reporting(
         if settings.checkpoint_every:
             resume.offer(settings)
         names = (space.population.names, space.class_names)
-        where = settings.runs_dir, settings.run_name
         found = fingerprints(rounds.strategy)
-        report = Report.create(*where, settings, flat, space.task, names, found)
+        report = Report.create(settings, flat, space.task, names, found)
         with resume.alone(report.folder):
             yield report
         return

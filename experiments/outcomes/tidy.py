@@ -5,7 +5,7 @@ from pathlib import Path
 from experiments.run.collect import COSTS
 from experiments.run.store import Run, Store
 from fedapps.core.files import write_whole
-from fedapps.report.directory import csv_text
+from fedapps.report.cells import csv_text
 
 ABOUT = ("table", "row", "column", "scale", "seed", "strategy", "rounds", "config")
 SPENT = ("seconds", "seconds_per_round", *COSTS)

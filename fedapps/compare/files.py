@@ -8,7 +8,8 @@ from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group
 from fedapps.core.files import write_whole, writing
 from fedapps.core.words import spans
-from fedapps.report.directory import csv_text, lines
+from fedapps.report.cells import csv_text
+from fedapps.report.directory import lines
 
 ALWAYS = ("strategy", "dataset", "evaluate-on")
 

@@ -9,6 +9,7 @@ has a default of its own is `""` there, both as a general key and in that method
 value was set by the user, and wins. The defaults of such keys are in `[tool.fedapps.defaults]`.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
 
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
+NAME_MAX = 255  # bytes of a name, on most file systems
 NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"
@@ -192,13 +194,18 @@ def overridden(flat: Mapping[str, Scalar]) -> list[str]:
     ]
 
 
+def _check_name(name: str) -> None:
+    if name and (name != Path(name).name or name == ".."):
+        raise RunError(f'run-name = "{name}": must be a name without /, for a folder in runs-dir')
+    if len(os.fsencode(name)) > NAME_MAX:
+        raise RunError(f'run-name = "{name}": is too long for a folder ({NAME_MAX} bytes at most)')
+
+
 def _check(settings: Settings) -> None:
     """Refuse values that do not fit together."""
     absolute(settings.runs_dir, "runs-dir")
     absolute(settings.data_root, "data-root")
-    name = settings.run_name
-    if name and (name != Path(name).name or name == ".."):
-        raise RunError(f'run-name = "{name}": must be a name without /, for a folder in runs-dir')
+    _check_name(settings.run_name)
     for key in ("initial-model", "federation", "channel-tls"):
         if path := getattr(settings, key.replace("-", "_")):
             absolute(path, key)

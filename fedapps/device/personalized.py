@@ -28,7 +28,7 @@ from fedapps.data.spec import PLAIN, Normalization, Spec, label_spec
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
 from fedapps.models.layers import as_stored
-from fedapps.report.directory import csv_text
+from fedapps.report.cells import csv_text
 from fedapps.tasks import Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.plan import Plan

@@ -19,7 +19,7 @@ from fedapps.engine import evaluations, unused
 from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.engine.metrics import MetricChecks
 from fedapps.method.flower import BaseStrategy
-from fedapps.report import directory
+from fedapps.report import cells, directory
 from fedapps.report.columns import Columns, columns_of
 from fedapps.report.rows import ClientEval, client_rows, means
 from fedapps.report.summary import unseen, unseen_columns
@@ -109,7 +109,7 @@ def _write(
 ) -> None:
     """Write the table of clients, and add a line with their means to `evaluations.csv`."""
     rows = client_rows(line["round"], scores, columns)
-    write_whole(path, directory.csv_text([columns.clients, *rows]).encode())
+    write_whole(path, cells.csv_text([columns.clients, *rows]).encode())
     mean = means(scores, columns)
     of_figures = (name for figure in columns.figures for name in figure.columns)
     for name in (*columns.means, *of_figures, *columns.spread):

@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import io
 import json
 import os
 import re
@@ -21,8 +20,8 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole, writing
 from fedapps.core.schema import Scalar
 from fedapps.core.words import closest
+from fedapps.report.cells import Rows, csv_text, original
 
-Rows = Iterable[Iterable[object]]
 MODEL = "model.safetensors"  # the server's model
 EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fedapps evaluate`)
 _EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
@@ -35,41 +34,52 @@ UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the train
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 ROUNDS = "rounds.csv"
 GROWING = (ROUNDS, "clients.csv", "events.csv")  # tables that get rows in each round
-NAME_MAX = 255  # bytes of a name, on most file systems
 BLOCK = 2**18  # bytes of a table that are read at once from its end
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 
-# The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
-# decimal comma. Apostrophes before it are the text's own: `original` takes away one of them only.
-_FORMULA = r"('*\s*[=+\-@＝＋－＠])"  # noqa: RUF001
-_HARMFUL = re.compile(f"(^|;){_FORMULA}")
-_HARMLESS = re.compile(f"(^|;)'{_FORMULA}")
+
+def check_new(runs_dir: Path, run_name: str) -> None:
+    """Refuse a name that a run has, or a place for none, before minutes go by with the data.
+
+    Raises `RunError`, as `make` does if this has changed by then.
+    """
+    folder = runs_dir / run_name
+    if run_name and folder.exists():
+        raise _taken(folder)
+    above = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+    if not above.is_dir():
+        raise _unusable(runs_dir, os.strerror(errno.ENOTDIR))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _unusable(runs_dir, os.strerror(errno.EACCES))
 
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
     """Make the directory of a new run; without `run_name`, its name is `what` and the time.
 
-    `run_name` has no /, as the settings check. Raises `RunError` if a named run exists or the
-    folder cannot be made.
+    `run_name` has no / and is not too long, as the settings check. Raises `RunError` if a named
+    run exists or the folder cannot be made.
     """
     for folder in _candidates(runs_dir, run_name, what):
         try:
             folder.mkdir(parents=True)
             return folder
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG and len(os.fsencode(run_name)) > NAME_MAX:
-                raise RunError(
-                    f'run-name = "{run_name}": is too long for a folder ({NAME_MAX} bytes at most)'
-                ) from error
             if not (isinstance(error, FileExistsError) and folder.exists()):  # a parent is a file
-                raise RunError(
-                    f'runs-dir = "{folder.parent}": no folder can be made there'
-                    f" ({error.strerror or error}); use a folder that you may write to, for example"
-                    " ~/fedapps-runs"
-                ) from error
-    raise RunError(
-        f'run-name = "{run_name}": {folder} exists; use another name or "", or go on with that'
+                raise _unusable(runs_dir, error.strerror or str(error)) from error
+    raise _taken(runs_dir / run_name)
+
+
+def _taken(folder: Path) -> RunError:
+    return RunError(
+        f'run-name = "{folder.name}": {folder} exists; use another name or "", or go on with that'
         f' run: resume="{folder}"'
+    )
+
+
+def _unusable(runs_dir: Path, why: str) -> RunError:
+    return RunError(
+        f'runs-dir = "{runs_dir}": no folder can be made there ({why}); use a folder that you may'
+        " write to, for example ~/fedapps-runs"
     )
 
 
@@ -251,28 +261,6 @@ def client_of(run: Path, called: str) -> int:
         f"--client {called}: must be a number or a name in {run / NAMES}, such as"
         f" {', '.join(alike)}"
     )
-
-
-def csv_text(rows: Rows) -> str:
-    """Return rows as CSV: floats keep all their digits, and no text can act as a formula."""
-    text = io.StringIO()
-    lines = ([harmless(c) if isinstance(c, str) else c for c in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(lines)  # csv writes floats with repr
-    return text.getvalue()
-
-
-def harmless(cell: str) -> str:
-    """Return a text that no spreadsheet runs: an apostrophe stands before the start of a formula.
-
-    This is needed because clients can influence the details of events, for example error texts.
-    """
-    line = re.sub(r"[\t\r\n]+", " ", cell)  # these could separate cells and rows
-    return _HARMFUL.sub(r"\1'\2", line)
-
-
-def original(cell: str) -> str:
-    """Return the text that `harmless` made a cell of, but for tabs and ends of lines."""
-    return _HARMLESS.sub(r"\1\2", cell)
 
 
 def model_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -22,6 +22,7 @@ from fedapps.report.accuracy_plots import (
     evaluated_rounds,
 )
 from fedapps.report.caption import Caption
+from fedapps.report.cells import original
 from fedapps.report.columns import VIRTUAL, columns_of
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
@@ -88,7 +89,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     if len(clients):
         found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
-        named = {"name": directory.original}
+        named = {"name": original}
         classes = frames.read(folder / "classes.csv", converters=named).dropna()
         if len(classes):
             found["classes"] = draw_classes(classes, replace(caption, metric=columns.of_class))

@@ -20,6 +20,7 @@ from fedapps.core.stopping import Stopped
 from fedapps.report import directory
 from fedapps.report.about import About, Fingerprints
 from fedapps.report.attempts import attempt, cause, said
+from fedapps.report.cells import Rows, csv_text
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
 from fedapps.report.page import LivePage
@@ -84,8 +85,6 @@ class Report:
     @classmethod
     def create(
         cls,
-        runs_dir: str,
-        run_name: str,
         settings: Settings,
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
@@ -97,8 +96,8 @@ class Report:
         `names` are those of clients and classes, if the data have them. Raises `RunError` if a
         named run exists, the folder cannot be made, or a logger cannot begin.
         """
-        path = expanded(runs_dir, "runs-dir").absolute()
-        folder = directory.make(path, run_name, changes.name_of(flat_config))
+        runs_dir = expanded(settings.runs_dir, "runs-dir")
+        folder = directory.make(runs_dir, settings.run_name, changes.name_of(flat_config))
         directory.configure(folder, flat_config)  # first: without it, files are no run
         directory.write_names(folder, *names)
         report = cls(folder, settings, task=task, fingerprints=fingerprints or {})
@@ -158,7 +157,7 @@ class Report:
         tables = {name: directory.sync(self.folder / name) for name in directory.GROWING}
         lines = [row.line(self.columns) for row in self.rows if row.round == round_]
         if len(lines) > 1:  # a run that goes on will have one of them (`as_after`)
-            tables[directory.ROUNDS] -= len(directory.csv_text(lines))
+            tables[directory.ROUNDS] -= len(csv_text(lines))
         return ReportState(round=round_, seconds=self.seconds, tables=tables, classes=self.classes)
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
@@ -166,7 +165,7 @@ class Report:
         self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(clients[i], int(k), int(class_counts[i, k])) for i, k in held]
-        self._write(directory.SAMPLES, directory.csv_text([SAMPLES, *rows]))
+        self._write(directory.SAMPLES, csv_text([SAMPLES, *rows]))
 
     def follow(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Watch the server's model, a mapping whose arrays are replaced during the run."""
@@ -200,7 +199,7 @@ class Report:
         """Write the scores of newcomers to unseen.csv, which has the columns of clients.csv."""
         rows = [self.columns.clients, *client_rows(round_, results, self.columns)]
         if results:
-            self._write(directory.UNSEEN, directory.csv_text(rows))
+            self._write(directory.UNSEEN, csv_text(rows))
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
@@ -271,14 +270,14 @@ class Report:
         log.warning("%s gets no more figures: %s", name, said(error))
         self.event(self.last_round, "server", "logger-failed", f"{name}: {said(error)}")
 
-    def _append(self, name: str, rows: directory.Rows) -> None:
+    def _append(self, name: str, rows: Rows) -> None:
         directory.append(self.folder / name, rows)
 
     def _write(self, name: str, data: bytes | str) -> None:
         write_whole(self.folder / name, data.encode() if isinstance(data, str) else data)
 
     def _write_classes(self) -> None:
-        self._write("classes.csv", directory.csv_text(class_table(self.classes, self.columns)))
+        self._write("classes.csv", csv_text(class_table(self.classes, self.columns)))
 
     def draw_page(self, left: float | None = None) -> None:
         """Write the page of the run; `left` are the expected seconds left, None at its end."""

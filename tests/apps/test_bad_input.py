@@ -257,6 +257,13 @@ def test_a_runs_dir_below_a_file(refuse, tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+@pytest.mark.parametrize("words", ['run-name="mine"', 'runs-dir="/dev/null/runs"'])
+def test_a_place_for_no_run_is_told_before_the_data_are_read(words, refuse, tmp_path):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    line = refuse(words, 'dataset="/there/are/none.npz"')
+    assert line.startswith(words.replace("=", " = ") + ": ")
+
+
 def test_a_data_root_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse(f'dataset="digits" data-root="{tmp_path}/file/data"')

@@ -1,5 +1,6 @@
 """The run-config: every key is checked, defaults stand once, and errors say what is allowed."""
 
+import re
 import tomllib
 from operator import attrgetter
 from pathlib import Path
@@ -193,12 +194,20 @@ def test_the_defaults_are_valid_for_every_method(name):
     assert isinstance(settings.method, registry.settings_class(name))
 
 
-@pytest.mark.parametrize("name", ["a/b", "/a", "a/", "..", "../a"])
+@pytest.mark.parametrize("name", ["a/b", "/a", "a/", ".", "..", "../a"])
 def test_a_run_name_that_is_no_folders_is_refused_with_the_settings(name):
-    """And so before the data are read; a name that exists is found where the folder is made."""
-    with pytest.raises(RunError, match=rf'^run-name = "{name}": must be a name without /, for a'):
+    line = f'run-name = "{name}": must be a name without /, for a folder in runs-dir'
+    with pytest.raises(RunError, match=f"^{re.escape(line)}$"):
         read(run_name=name)
     assert read(run_name="a..b").run_name == "a..b"
+
+
+def test_a_run_name_that_is_too_long_is_named():
+    for name in ("x" * 256, "語" * 86):
+        line = f'run-name = "{name}": is too long for a folder (255 bytes at most)'
+        with pytest.raises(RunError, match=re.escape(line)):
+            read(run_name=name)
+    assert read(run_name="語" * 85).run_name
 
 
 def test_an_unknown_method_gets_the_list_and_the_nearest():

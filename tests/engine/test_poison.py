@@ -18,7 +18,7 @@ from fedapps.core import config, registry
 from fedapps.engine.metrics import SLACK, MetricChecks
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.update import ClientUpdate
-from fedapps.report.directory import csv_text
+from fedapps.report.cells import csv_text
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values

@@ -19,7 +19,7 @@ from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
 from fedapps.drawing.charts import line_chart
 from fedapps.drawing.svg import Chart, Series, steps
-from fedapps.report import directory, page
+from fedapps.report import cells, directory, page
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.server_app import watched
@@ -324,7 +324,7 @@ def test_names_can_have_any_sign_but_the_ends_of_lines(tmp_path, sign):
     directory.write_names(tmp_path, names)
     rows = [(round_, i, name) for round_ in (1, 2) for i, name in enumerate(names)]
     head = ("round", "client", "name")
-    (tmp_path / "clients.csv").write_text(directory.csv_text([head, *rows]))
+    (tmp_path / "clients.csv").write_text(cells.csv_text([head, *rows]))
     run = RunFiles.read(tmp_path)
     assert [*run.names.values()] == [*directory.names(tmp_path)] == names
     assert [[row[key] for key in head] for row in run.clients] == [

@@ -66,7 +66,8 @@ def test_a_run_that_ends_while_its_directory_is_made_has_begun_or_not(
         name, ended = f"x{instant}", False
         with contextlib.suppress(KeyboardInterrupt):
             named = [["ann", "bob", "cy"], ["a", "b", "c"]]
-            Report.create(str(tmp_path), name, config.read(flat), flat, names=named)
+            settings = config.read(flat | {"runs-dir": str(tmp_path), "run-name": name})
+            Report.create(settings, flat, names=named)
             ended = True
         assert not sweep._is_done(SimpleNamespace(name=name, flat=flat))
         if ended:

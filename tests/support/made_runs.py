@@ -17,7 +17,7 @@ def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
     flat = config.parse(
         [f'strategy="fedcmd" num-clients={clients} runs-dir="{folder}" num-rounds=3', *run_config]
     )
-    report = Report.create(str(folder), name, config.read(flat), flat)
+    report = Report.create(config.read(flat | {"run-name": name}), flat)
     draws = np.random.default_rng(0)
     report.hold(range(clients), draws.integers(0, 9, (clients, classes)))
     return report

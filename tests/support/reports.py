@@ -36,8 +36,8 @@ def make_settings(**changes):
 
 def make_report(folder, name="run", **changes):
     """Return the report of a new run directory."""
-    settings = make_settings(**changes)
-    return Report.create(str(folder), name, settings, dict(settings.flat))
+    settings = make_settings(runs_dir=str(folder), run_name=name, **changes)
+    return Report.create(settings, dict(settings.flat))
 
 
 def make_row(round_=1, **changes):
