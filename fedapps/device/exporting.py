@@ -17,6 +17,8 @@ from fedapps.core.files import write_whole
 from fedapps.device.personalized import Personalized, packed
 from fedapps.models.own import random_samples
 
+BATCH = {"inputs": {0: torch.export.Dim("batch")}}
+
 
 def export(model: Personalized, path: Path) -> None:
     """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
@@ -39,35 +41,37 @@ def _safetensors(model: Personalized, path: Path) -> None:
 
 
 def _program(model: Personalized, path: Path) -> None:
-    batch = {"inputs": {0: torch.export.Dim("batch")}}
     saved = BytesIO()  # if torch itself cannot write a file, it ends the process
     with warnings.catch_warnings():
-        # a GRU notes its weights again while it is traced, and they are the same
-        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
         # channels-last weights are a problem only if they are not on the CPU, and ours are
         warnings.filterwarnings("ignore", "No complete tensor found")
-        program = torch.export.export(model, (_example(model),), dynamic_shapes=batch)
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # it has the folder of this program
-        torch.export.save(program, saved)
+        torch.export.save(_traced(model), saved)
     path.write_bytes(saved.getbuffer())
 
 
 def _onnx(model: Personalized, path: Path) -> None:
-    batch = {"inputs": {0: torch.export.Dim("batch")}}
-    about = model.about
+    about, traced = model.about, _traced(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
-            model,
-            (_example(model),),
+            traced,
             input_names=["pixels" if about.inputs.image else "inputs"],
             output_names=["logits" if about.task.has_classes else "outputs"],
-            dynamic_shapes=batch,
+            dynamic_shapes=BATCH,
             dynamo=True,
             verbose=False,
         )
     program.save(path)
+
+
+def _traced(model: Personalized) -> torch.export.ExportedProgram:
+    with warnings.catch_warnings():
+        # a GRU notes its weights again while it is traced, and they are the same
+        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+        program = torch.export.export(model, (_example(model),), dynamic_shapes=BATCH)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has the folder of this program
+    return program
 
 
 def _example(model: Personalized) -> Tensor:

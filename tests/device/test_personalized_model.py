@@ -233,6 +233,10 @@ def test_onnx_gives_the_same_outputs(trained, tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason=why)
     model, _ = trained
     exporting.export(model, tmp_path / "model.onnx")
+    assert (
+        str(Path(exporting.__file__).parents[2]).encode()
+        not in (tmp_path / "model.onnx").read_bytes()
+    )
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     for size in (1, 7):
         pixels = torch.rand(size, 1, 8, 8)

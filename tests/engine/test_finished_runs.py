@@ -85,6 +85,18 @@ def test_shared_model_has_the_initial_accuracy(tiny_run, read_csv, accuracy, cap
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("keys, initial", [
+    ("", ()),
+    ("bn-local=true", ("conv1", "conv2")),
+    ("adapter-rank=2", ()),
+    ("adapter-rank=2 bn-local=true", ("conv1", "conv2")),
+], ids=str)  # fmt: skip
+def test_layers_as_initialized_are_those_that_nobody_sends(keys, initial, tiny_run):
+    """Not the bias before a BatchNorm, whose gradient is 0, and not what an adapter leaves."""
+    run = FinishedRun.open(tiny_run('strategy="fedavg" model="lenet5" num-rounds=1', keys))
+    assert run.initial == initial
+
+
 def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, tmp_path, capsys):
     folder = tiny_run('strategy="fedper"')
     row = last_rows(read_csv, folder)[1]
