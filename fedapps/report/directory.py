@@ -43,14 +43,18 @@ def check_new(runs_dir: Path, run_name: str) -> None:
 
     Raises `RunError`, as `make` does if this has changed by then.
     """
-    folder = runs_dir / run_name
-    if run_name and folder.exists():
-        raise _taken(folder)
-    above = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
-    if not above.is_dir():
-        raise _unusable(runs_dir, os.strerror(errno.ENOTDIR))
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise _unusable(runs_dir, os.strerror(errno.EACCES))
+    try:
+        if run_name and (runs_dir / run_name).exists():
+            raise _taken(runs_dir / run_name)
+        above = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(above, os.W_OK | os.X_OK):
+            read_only = os.statvfs(above).f_flag & os.ST_RDONLY
+            why = errno.EROFS if read_only else errno.EACCES
+            raise PermissionError(why, os.strerror(why))
+    except OSError as error:  # a name is too long, or a folder above may not be entered
+        raise _unusable(runs_dir, error.strerror or str(error)) from error
 
 
 def make(runs_dir: Path, run_name: str, what: str) -> Path:
@@ -78,8 +82,8 @@ def _taken(folder: Path) -> RunError:
 
 def _unusable(runs_dir: Path, why: str) -> RunError:
     return RunError(
-        f'runs-dir = "{runs_dir}": no folder can be made there ({why}); use a folder that you may'
-        " write to, for example ~/fedapps-runs"
+        f'runs-dir = "{runs_dir}": no folder can be made there ({why});'
+        " use one that you may write to"
     )
 
 

@@ -1,5 +1,6 @@
 """Bad input, end to end: one line that says what is wrong, status 1, and nothing was started."""
 
+import os
 import re
 import sys
 from types import SimpleNamespace
@@ -133,8 +134,7 @@ dataset="cifar" -> dataset = "cifar": unknown, nearest is cifar10; allowed: digi
 dataset="gone.npz" -> \
 dataset = "gone.npz": must be absolute or start with ~, for example ~/gone.npz
 dataset="~/x.csv" -> ...x.csv: no such file or folder
-runs-dir="/proc/x" -> runs-dir = "/proc/x": no folder can be made there (...\
-use a folder that you may write to, for example ~/fedapps-runs
+runs-dir="/proc/x" -> runs-dir = "/proc/x": no folder can be made there (...
 """
 
 
@@ -250,18 +250,26 @@ def test_a_download_without_network(refuse, tmp_path, monkeypatch):
 def test_a_runs_dir_below_a_file(refuse, tmp_path):
     (tmp_path / "file").write_text("x")
     line = refuse('run-name="a"', runs=tmp_path / "file" / "runs")
-    why = "no folder can be made there (Not a directory); use a folder that you may write to"
-    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}, for example ~/fedapps-runs'
+    why = "no folder can be made there (Not a directory); use one that you may write to"
+    assert line == f'runs-dir = "{tmp_path}/file/runs": {why}'
     line = refuse('run-name="a"', runs=tmp_path / "file")
     assert line.startswith(f'runs-dir = "{tmp_path}/file": no folder can be made there ')
     assert (tmp_path / "file").read_text() == "x"
 
 
-@pytest.mark.parametrize("words", ['run-name="mine"', 'runs-dir="/dev/null/runs"'])
+@pytest.mark.parametrize("words", [
+    'run-name="mine"', 'runs-dir="/dev/null/runs"', f'runs-dir="/{"x" * 300}/runs"',
+])  # fmt: skip
 def test_a_place_for_no_run_is_told_before_the_data_are_read(words, refuse, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     line = refuse(words, 'dataset="/there/are/none.npz"')
     assert line.startswith(words.replace("=", " = ") + ": ")
+
+
+def test_a_runs_dir_on_a_read_only_disk_is_no_matter_of_permission(refuse, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert "no folder can be made there (Read-only file system); use " in refuse('run-name="a"')
 
 
 def test_a_data_root_below_a_file(refuse, tmp_path):
