@@ -216,8 +216,10 @@ class ClientTools:
         """
         if not self.workspace.has_templates:
             return {}
-        data = self.train_data, self.test_data
-        return {WITHOUT_HEAD.name: nearest_template(self.model, self.layout.body, *data)}
+        (inputs, targets), classes = self.test_data, self.workspace.dataset.classes
+        own = self.layout.body, self.train_data, inputs, classes
+        outputs = nearest_template(self.model, *own)
+        return {WITHOUT_HEAD.name: Score.of(self.task, outputs, targets).value}
 
     def other(self, name: str) -> Any:
         """Return the client of another method for the same round, to use its hooks.

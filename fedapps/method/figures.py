@@ -73,7 +73,7 @@ LAST_LOCAL = Figure(
 )
 WITHOUT_HEAD = Figure(
     "without_head",
-    "accuracy of the nearest class template in the body's output (method, `score-without-head`)",
+    "score of the nearest class template in the body's output (method, `score-without-head`)",
     label="without head",
     of_metric=True,
     after="initial",
@@ -83,9 +83,16 @@ GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}
 
 
 def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the `figures` that a client reported; raises ValueError for one out of its range."""
+    """Return the `figures` that a client reported; raises ValueError for one out of its range.
+
+    A figure `of_metric` is NaN, and left out, if the metric is not defined for a client's samples.
+    """
     told = {figure: figure.key or figure.name for figure in figures}
-    return {f.name: _checked(f, metrics[key]) for f, key in told.items() if key in metrics}
+    return {
+        f.name: _checked(f, metrics[key])
+        for f, key in told.items()
+        if key in metrics and not (f.of_metric and metrics[key] != metrics[key])
+    }
 
 
 def _checked(figure: Figure, value: Any) -> float:

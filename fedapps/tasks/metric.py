@@ -20,10 +20,12 @@ def ratio(of: str, over: str, counts: Counts) -> tuple[float, float]:
 def macro_f1(found: str, true: str, counts: Counts) -> tuple[float, float]:
     """Return the sum of F1 scores, and of how many classes or labels occur or are predicted.
 
-    `found` counts those that are true and predicted, `true` those that are true.
+    `found` counts those that are true and predicted, `true` those that are true. It is 1 if none
+    occurs and none is predicted.
     """
     both = counts[true] + counts["predicted"]
-    there = both > 0
+    if not (there := both > 0).any():
+        return 1, 1
     return (2 * counts[found][there] / both[there]).sum(), there.sum()
 
 
@@ -103,12 +105,9 @@ class Metric:
             return self.of(
                 {name: np.sum([c[name] for c in clients], axis=0) for name in clients[0]}
             )
-        parts = [self.parts(counts) for counts in clients]
-        known = [(total / weight, weight) for total, weight in parts if weight]
-        if not known:
-            return None
-        means, weights = zip(*known, strict=True)
-        return self.of_mean(float(np.average(means, weights=weights)))
+        parts = [self.parts(counts) for counts in clients] or [(0, 0)]
+        total, weight = np.sum(parts, axis=0)
+        return self.of_mean(float(total / weight)) if weight else None
 
     def is_better(self, value: float, other: float) -> bool:
         """Tell whether a value is strictly better than another one; NaN is never better."""

@@ -26,7 +26,7 @@ def r2(counts: Counts) -> tuple[float, float]:
     """How much smaller the squared errors are than those of the client's own mean, over the latter.
 
     So clients together are measured against their own means. A client whose targets are all equal
-    has none.
+    has none, but its errors count in that of all together.
     """
     return counts["spread"][0] - counts["squared"][0], counts["spread"][0]
 

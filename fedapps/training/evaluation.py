@@ -68,17 +68,21 @@ def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> 
 
 
 @torch.no_grad()
-def nearest_template(model: nn.Module, body: Slice, train: Samples, test: Samples) -> float:
-    """Return the accuracy without the head (FedBABU, protocol of its authors).
+def nearest_template(
+    model: nn.Module, body: Slice, train: Samples, inputs: Tensor, classes: int
+) -> Tensor:
+    """Return outputs [n, classes] for inputs [n, ...] without the head (FedBABU, as its authors).
 
     The template of a class is the mean body output over the client's training samples of that
-    class. A test sample is assigned to the class with the nearest template (Euclidean distance).
-    Classes without training samples on the client are left out.
+    class. The output for a class is minus the Euclidean distance to its template, so the nearest
+    one is predicted; it is minus infinity if the client has no training samples of the class.
     """
     known = train[1].unique()
     outputs = features(model, train[0], body).flatten(1)
     templates = torch.stack([outputs[train[1] == label].mean(0) for label in known])
-    asked = features(model, test[0], body).flatten(1)
+    asked = features(model, inputs, body).flatten(1)
     # not as |a|^2 - 2ab + |b|^2, which loses all digits if features are large and close together
     distances = torch.cdist(asked, templates, compute_mode="donot_use_mm_for_euclid_dist")
-    return float((known[distances.argmin(1)] == test[1]).double().mean())
+    found = distances.new_full((len(asked), classes), -torch.inf)
+    found[:, known] = -distances
+    return found

@@ -152,6 +152,34 @@ def test_a_client_without_the_metric_that_leads_counts_in_no_mean():
     assert none["r2_personalized"] is None and none["mae_personalized"] is not None
 
 
+@pytest.mark.parametrize("method", ["fedavg", "apfl"])
+def test_a_client_without_the_metric_that_leads_is_scored_by_the_others(
+    method, serial_run, tmp_path
+):
+    """It has no figure of this metric either, such as APFL's of the shared model."""
+    draws = np.random.default_rng(0)
+    inputs = draws.normal(size=(60, 3)).astype(np.float32)
+    targets = (inputs @ [1.0, -2.0, 0.5] + draws.normal(size=60)).astype(np.float32)
+    of, test = np.repeat(np.arange(4), 15), np.tile(np.arange(15) < 5, 4)
+    targets[of == 1] = 3.0
+    file = tmp_path / "own.npz"
+    arrays = {"inputs": inputs, "targets": targets[:, None], "groups": of}
+    np.savez(file, **{
+        f"{part}_{name}": array[where]
+        for part, where in (("train", ~test), ("test", test))
+        for name, array in arrays.items()
+    })  # fmt: skip
+    keys = f"""dataset="{file}" strategy="{method}" score-last=true model="mlp" num-rounds=2
+        partitioner="natural" num-clients=0 min-samples=2 split="official" lr=0.01 """
+    first, led = (serial_run(keys, f'metric="{metric}"') for metric in ("auto", "r2"))
+    table, same = (pd.read_csv(folder / "rounds.csv") for folder in (led, first))
+    assert list(table["evaluated"]) == [4, 4] and table["failures"].sum() == 0
+    assert list(table["mae_personalized"]) == list(same["mae_personalized"])
+    clients = pd.read_csv(led / "clients.csv")
+    last = clients[clients["round"] == 2]["r2_last_local"]
+    assert last.isna().sum() == 1 and table["r2_last_local"].iloc[-1] == pytest.approx(last.mean())
+
+
 def r2_of(counts):
     return 1 - counts["squared"][0] / counts["spread"][0]
 

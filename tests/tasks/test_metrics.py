@@ -102,6 +102,27 @@ def test_clients_together_are_their_samples_together(name):
         np.testing.assert_allclose(sum(counts[key] for counts in clients), whole[key], rtol=1e-12)
 
 
+def test_r2_of_clients_together_has_the_errors_of_those_with_equal_targets():
+    """Such a client has no R2 of its own."""
+    task, truth = TASKS["regression"], [[[1.0], [2.0], [6.0]], [[4.0]], [[7.0], [7.0]]]
+    found = [[[1.5], [2.0], [5.0]], [[2.0]], [[8.0], [5.0]]]
+    pairs = zip(map(torch.tensor, found), map(torch.tensor, truth), strict=True)
+    clients = [task.count(*pair) for pair in pairs]
+    r2 = task.metrics[-1]
+    errors, spread = 0.25 + 1 + 4 + 1 + 4, 4 + 1 + 9
+    assert r2.together(clients) == pytest.approx(1 - errors / spread)
+    assert [r2.of(counts) for counts in clients[1:]] == [None, None]
+    assert r2.together(clients[1:]) is None and r2.together([]) is None
+
+
+@pytest.mark.parametrize("metric", TASKS["multilabel"].metrics, ids=lambda metric: metric.name)
+def test_whether_samples_have_a_metric_does_not_depend_on_what_is_predicted(metric):
+    """Or the initial model and the personalized one would be compared over different clients."""
+    none = torch.zeros(3, L)
+    for outputs, value in ((none - 1, 1.0), (none + 1, 0.0)):
+        assert metric.of(TASKS["multilabel"].count(outputs, none)) == value
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_counts_have_the_declared_sizes_and_pass_their_checks(name):
     task, (output, target) = TASKS[name], samples(name)
@@ -174,16 +195,11 @@ def test_counts_are_refused_exactly_if_no_samples_give_them(name):
         assert taken == given
 
 
-def test_what_is_not_defined():
-    """R2 of equal targets, whose mean is rounded; no label applies and none is predicted."""
+def test_equal_targets_whose_mean_is_rounded_have_no_r2():
     task = TASKS["regression"]
     counts = task.count(torch.zeros(3, 1), torch.full((3,), 0.1))
     assert task.metrics[2].of(counts) is None
     assert task.lead.of(counts) == pytest.approx(0.1)
-    task = TASKS["multilabel"]
-    counts = task.count(-torch.ones(3, L), torch.zeros(3, L))
-    assert task.lead.of(counts) == 1.0
-    assert task.metrics[1].of(counts) is None
 
 
 @pytest.mark.parametrize("name", TASKS)
