@@ -32,10 +32,10 @@ def latex(comparison: Comparison) -> str:
 
     Comments say what is compared, and what limits the comparison.
     """
-    table, metric = texts(comparison), comparison.metric
+    table, metric, groups = texts(comparison), comparison.metric, comparison.groups
     lines = [[escaped(str(text)) for text in row] for row in (table.columns, *table.to_numpy())]
     for column, name in enumerate(comparison.scores, 1):
-        means = [group.figures().get(name, MISSING).mean() for group in comparison.groups]
+        means = [group.figures().get(name, MISSING).mean() for group in groups]
         best = metric.best([mean for mean in means if mean == mean])  # NaN is not equal to itself
         for line, mean in zip(lines[1:], means, strict=True):
             text = line[column].replace("-", "$-$").replace("±", r"$\pm$")
@@ -44,8 +44,9 @@ def latex(comparison: Comparison) -> str:
     head, *body = (" & ".join(line) + r" \\" for line in lines)
     spread = ", +- standard deviation over seeds" if comparison.several else ""
     what = f"{metric.plural} on {scored_on(comparison)}{spread}"
-    comments = [f"% {' '.join(text.split())}" for text in (headline(comparison), what)]
-    comments += [f"% {' '.join(note.split())}" for note in comparison.notes]
+    named = [f"{group.name}: {label(group, comparison.keys)}" for group in groups]
+    notes = [*named, *comparison.notes] if comparison.notes else []  # they name rows by letters
+    comments = [f"% {' '.join(text.split())}" for text in (headline(comparison), what, *notes)]
     begin = rf"\begin{{tabular}}{{l{'r' * len(comparison.scores)}}}"
     rules = [r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*comments, begin, *rules]) + "\n"

@@ -15,6 +15,7 @@ from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
 from fedapps.report import directory, frames
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
+from fedapps.report.columns import SPREAD
 from fedapps.report.rows import NEWCOMERS
 from fedapps.report.summary import TOTALS, unseen, unseen_columns
 from fedapps.tasks import AUTO, CLASSIFICATION, Metric, Task
@@ -58,8 +59,7 @@ class Run:
         """The figures of the rounds in which clients were personalized and scored, by round."""
         figures = self._by_round.drop(columns=NO_FIGURES, errors="ignore")
         figures = figures.dropna(subset=[self.metric.personalized])
-        _, _, *newcomers = unseen_columns(self.metric)
-        for name in newcomers:  # scored after the last round
+        for name in _newcomers(self.metric):  # scored after the last round
             if self.summary.get(name) is not None:
                 figures.loc[figures.index[-1:], name] = self.summary[name]
         return figures
@@ -109,11 +109,14 @@ def read(folder: Path, metric: str = AUTO) -> Run:
     try:
         rounds = pd.read_csv(folder / "rounds.csv")
         summary = directory.summary(folder)
-        task = task_of(folder).leading(metric)
+        own = task_of(folder)
+        task = own.leading(metric)
         lead = (task.lead.initial, task.lead.personalized)
         needed = ("round", "evaluated", "seconds", *lead, *TOTALS)
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds = rounds.astype({"phase": str} | dict.fromkeys(needed, float))
+        if task.lead.name != own.lead.name:  # of which these columns are
+            rounds = rounds.drop(columns=[*SPREAD])
         if metric != AUTO:  # the summary has the newcomers' means of the metric that leads
             seen = rounds[task.lead.personalized].dropna()
             if len(seen) and (folder / directory.UNSEEN).exists():
@@ -173,8 +176,8 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     rounds = run.rounds[run.rounds["round"] <= round_].reset_index(drop=True)
     rounds[rounds.columns.difference([*NO_FIGURES])] = np.nan
     figures["evaluated"] = len(scored)
-    for name, value in figures.items():
-        rounds.loc[len(rounds) - 1, name] = value
+    for name in {*rounds.columns, *_newcomers(run.metric)} & figures.keys():
+        rounds.loc[len(rounds) - 1, name] = figures[name]
     counting = changes.counting(config.defaults() | config.stored(folder) | settings)
     if folder != run.folder:  # to distinguish it from an evaluation of the last round
         counting["keep-best"] = True
@@ -182,6 +185,11 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     summary = about | {"seconds": float(rounds["seconds"].sum())}
     name = f"{run.name}/{table.relative_to(run.folder)}"
     return Run(table, name, counting, rounds, summary, run.task, run.fingerprints)
+
+
+def _newcomers(metric: Metric) -> tuple[str, ...]:
+    """Return the scores of newcomers that are compared."""
+    return unseen_columns(metric)[2:]
 
 
 def _line(table: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 NAMED = 4  # up to this many methods or data sets are named; of more, only the number is
 FRAME = 24  # width of all columns but settings and scores
-CELL = 18  # width of a score, with the space between columns
+CELL = 17  # width of a score, with the space between columns
 NARROW = 20  # with a narrower column of settings, each group's settings are a line of their own
 
 
@@ -79,11 +79,12 @@ def scores(comparison: Comparison, sign: str) -> Table:
     """Return a table of each score's mean and std over seeds, a row per group."""
     figures, metric = comparison.scores, comparison.metric
     settings = _settings(comparison)
-    heads = [f"{metric.words(name)} {metric.unit or metric.short}" for name in figures]
+    words = [f"{metric.words(name)} {metric.unit or metric.short}" for name in figures]
+    heads = [head if len(head) < CELL else "\n".join(head.split(" ", 1)) for head in words]
     table = Table(
-        "",
+        Column(no_wrap=True),
         *(Column(title, overflow="fold") for title in settings),
-        "seeds",
+        Column("seeds", overflow="fold", min_width=len("seeds")),
         *(Column(head, justify="right", no_wrap=True) for head in ("n", *heads)),
         box=box.HORIZONTALS,
     )

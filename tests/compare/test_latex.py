@@ -90,3 +90,10 @@ def test_every_special_character_is_escaped():
     assert not re.search(r"(?<!\\)[&%$#_{}~^]", made)
     made = re.sub(r"\\([&%$#_{}])", r"\1", made)
     assert re.sub(r"<(\d+)>", lambda m: chr(int(m[1])), made) == text
+
+
+def test_comments_name_the_rows_that_notes_name(runs):
+    found, note = compare(runs), "not the same clients: 5 (A), 4 (C)"
+    noted = latex(replace(found, notes=[note])).splitlines()
+    assert noted[2:6] == ["% A: fedavg", "% B: fedper", "% C: fedrep", f"% {note}"]
+    assert noted[6:] == latex(found).splitlines()[2:]

@@ -10,7 +10,7 @@ from fedapps import cli
 from fedapps.core import changes
 from fedapps.core.errors import RunError
 from fedapps.report import directory
-from fedapps.report.columns import columns_of
+from fedapps.report.columns import SPREAD, columns_of
 from fedapps.report.directory import UNSEEN
 from fedapps.report.page import run_charts
 from fedapps.report.page.reading import RunFiles
@@ -85,6 +85,10 @@ def test_runs_are_compared_by_the_metric_that_is_asked_for(serial_run, tmp_path,
             scores = [table[f"{metric}_personalized"] for table in pair]
             mean, std = (found.loc[group, f"{metric}_personalized_{of}"] for of in ("mean", "std"))
             assert (mean, std) == pytest.approx((np.mean(scores), np.std(scores, ddof=1)))
+    of_accuracy, of_another = (
+        {*fedapps.compare(runs, metric=metric).runs} & {*SPREAD} for metric in LEADS
+    )
+    assert of_accuracy == {*SPREAD} and not of_another, "they are of the metric that led"
     words = ["--output", str(tmp_path / "comparison"), "--latex"]
     assert cli.main(["compare", *map(str, runs), "--metric", "macro_f1", *words]) == 0
     told = capsys.readouterr().out
