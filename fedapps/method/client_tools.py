@@ -16,6 +16,7 @@ from fedapps.method.attacks import changed_samples
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.on_features import ClassFeatures
 from fedapps.method.update import under
+from fedapps.models.grouping import frozen_keys, is_copy
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
@@ -41,18 +42,18 @@ def keep(state: State, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
         state[prefix + key] = torch.from_numpy(np.array(value))
 
 
-def _check_own(call: str, prefix: str) -> None:
-    if prefix.startswith(RESERVED):
-        raise ValueError(f'{call}("{prefix}"): is taken; use a prefix of your own')
-
-
 class ClientTools:
     """A client's side in one round; `ClientHooks` explains each of its attributes."""
 
     options: MethodSettings
 
     def __init__(
-        self, workspace: Workspace, client: int, state: State, settings: Settings | None = None
+        self,
+        workspace: Workspace,
+        client: int,
+        state: State,
+        settings: Settings | None = None,
+        parts: dict[str, nn.Module] | None = None,
     ) -> None:
         self.workspace = workspace
         self.client = client
@@ -62,7 +63,7 @@ class ClientTools:
         self.received: Arrays = {}
         self.upload: Arrays = {}
         self.sends: Arrays = {}
-        self.parts: dict[str, nn.Module] = {}
+        self.parts = {} if parts is None else parts
         self.setup()
 
     def setup(self) -> None:
@@ -176,33 +177,50 @@ class ClientTools:
     def remember(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep copies of arrays under a prefix; they are there again in the client's next round.
 
-        Raises ValueError for a prefix under which others keep something.
+        Raises ValueError for a prefix under which others, or a part, keep something.
         """
-        _check_own("remember", prefix)
+        self._check_own("remember", prefix)
         keep(self.state, prefix, arrays)
 
     def part(self, prefix: str, make: Callable[[], nn.Module]) -> nn.Module:
         """Return a module of this client's own beside the model, which no method sends.
 
         It has the values that its last training round has left, which are kept under `prefix`. At
-        first it is what `make` returns, with random numbers from the seed and the client; entries
-        that are named like the model's begin with the model's initial values. Parameters that the
-        author of the model has frozen stay frozen. It is in train mode.
+        first it is what `make` returns, with random numbers from the seed and the client. Copies
+        that `copied` makes of the model's layers begin with the initial values, and what the author
+        of the model has frozen in them stays frozen. It is in train mode. Who asks for it again in
+        the same round gets the same module, as it is then.
 
-        Raises ValueError for a prefix under which others keep something.
+        Raises ValueError for a prefix under which others, or another part, keep something.
         """
-        _check_own("part", prefix)
+        if prefix in self.parts:
+            return self.parts[prefix]
+        self._check_own("part", prefix)
         draws = generator(self.settings.seed, f"part-{prefix}", self.client)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(draws.integers(2**63)))
             module = make().to(self.workspace.torch_device)
-        first, named = self.workspace.initial, module.state_dict()
-        put(module, {key: first[key] for key in first if key in named} | self.kept(prefix))
-        frozen = {key for key, _ in self.model.named_parameters()} - self.layout.parameters
+        kept, first = self.kept(prefix), self.workspace.initial
+        if others := sorted(kept.keys() - module.state_dict().keys()):
+            told = f'"{prefix}{others[0]}" is kept, but is no entry of this part'
+            raise ValueError(f'part("{prefix}"): {told}; use a prefix of your own')
+        for copy in module.modules():
+            if is_copy(copy, self.model):
+                put(copy, {key: first[key] for key in copy.state_dict() if key in first})
+        put(module, kept)
+        frozen = frozen_keys(module)
         for key, parameter in module.named_parameters():
             parameter.requires_grad_(key not in frozen)
         self.parts[prefix] = module
         return module.train()
+
+    def _check_own(self, call: str, prefix: str) -> None:
+        if prefix.startswith(RESERVED):
+            raise ValueError(f'{call}("{prefix}"): is taken; use a prefix of your own')
+        for part in self.parts:
+            if prefix.startswith(part) or part.startswith(prefix):
+                told = f'overlaps the part "{part}"; use a prefix of its own'
+                raise ValueError(f'{call}("{prefix}"): {told}')
 
     def keep_parts(self) -> None:
         """Keep the values of all parts, as training has left them."""
@@ -224,11 +242,9 @@ class ClientTools:
     def other(self, name: str) -> Any:
         """Return the client of another method for the same round, to use its hooks.
 
-        It shares model, data and state with this client. What is received and sent is this client's
-        alone.
+        It shares model, data, state and parts with this client. What is received and sent is this
+        client's alone.
         """
         make = registry.client_class(name)
-        found = make(self.workspace, self.client, self.state, self.settings.of(name))
-        self.parts.update(found.parts)  # this client keeps them
-        found.parts = self.parts
-        return found
+        own = self.settings.of(name)
+        return make(self.workspace, self.client, self.state, own, self.parts)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import TypeVar, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,6 +30,7 @@ from fedapps.core.words import did_you_mean
 
 Names = tuple[str, ...]
 _CHILDREN: WeakKeyDictionary[nn.Module, dict[str, Names]] = WeakKeyDictionary()
+_ORIGINS: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()  # of copies
 
 
 def can_be_cut(model: nn.Module) -> bool:
@@ -132,7 +133,13 @@ def copied(model: nn.Module, layers: Iterable[str] | None = None) -> nn.Module:
     for module in copy.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
+    _ORIGINS[copy] = WeakSet([model, *_ORIGINS.get(model, ())])
     return copy
+
+
+def is_copy(module: nn.Module, model: nn.Module) -> bool:
+    """Tell whether `copied` has made a module of this model, or of a copy of it."""
+    return model in _ORIGINS.get(module, ())
 
 
 def _with_parameters(model: nn.Module, state: Collection[str]) -> dict[str, Names]:

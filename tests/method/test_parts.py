@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedapps import client_app
+from fedapps import client_app, models
 from fedapps.core.draws import generator
 from fedapps.engine.store import EARLIER_RUN
-from fedapps.method import BaseClient, BaseStrategy, Objective, copied, rehearse, run
+from fedapps.method import BaseClient, BaseStrategy, Costs, Objective, copied, rehearse, run
+from fedapps.models.blocks import of_images
+from fedapps.models.grouping import freeze_as_built
 
 KEYS = "num-clients=3 fraction-train=1.0 local-epochs=1"
 
@@ -92,6 +94,98 @@ def test_a_copy_of_the_models_layers_begins_with_the_initial_values(made):
     space.trainer.freeze_all_but(())
     assert all(p.requires_grad for p in made.make(0).head.parameters())
     assert made.make(0).head.training and made.make(0).gate.training
+
+
+@pytest.mark.parametrize(("before", "width"), [(1, 1), (3, 16)], ids=["other shape", "same shape"])
+def test_a_part_with_the_names_of_the_model_is_no_copy_of_it(before, width, monkeypatch):
+    """Entries of an nn.Sequential are numbered, so a gate's are called like the model's."""
+
+    def numbered(shape, classes):
+        first, last = nn.Linear(torch.Size(shape).numel(), 16), nn.Linear(16, classes)
+        last.bias.requires_grad_(False)
+        model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)
+        freeze_as_built(model)
+        return model
+
+    class Numbered(Gated):
+        def setup(self):
+            gate = nn.Linear(width, 10)
+            self.first = values(gate)
+            others = (nn.Flatten() for _ in range(before))
+            self.gate = self.part("gate/", lambda: nn.Sequential(*others, gate))
+
+    monkeypatch.setitem(models.MODELS, "numbered", of_images(numbered))
+    client = rehearse(Averaged, Numbered, f'{KEYS} model="numbered"').make(0)
+    assert client.gate.state_dict().keys() <= client.model.state_dict().keys()
+    assert same(values(client.gate[-1]), client.first)
+    assert all(parameter.requires_grad for parameter in client.gate.parameters())
+
+
+def test_a_copy_in_a_part_and_a_second_model_have_the_initial_values_of_their_own(made):
+    client = made.make(0)
+    space = client.workspace
+    second = space.another(seed=1)
+    copy = client.part("copy/", lambda: nn.ModuleDict({"a": copied(copied(client.model))}))
+    other = client.part("other/", lambda: copied(second.module))
+    for key, value in space.initial.items():
+        np.testing.assert_array_equal(copy["a"].state_dict()[key], value)
+        np.testing.assert_array_equal(other.state_dict()[key], second.initial[key])
+    assert any((second.initial[key] != value).any() for key, value in space.initial.items())
+
+
+def test_what_is_frozen_in_the_model_is_frozen_in_a_copy():
+    client = rehearse(Averaged, BaseClient, f"{KEYS} adapter-rank=2").make(0)
+    copy = client.part("copy/", lambda: copied(client.model))
+    frozen = {key for key, parameter in copy.named_parameters() if not parameter.requires_grad}
+    named = {key for key, _ in client.model.named_parameters()}
+    assert frozen == named - client.layout.parameters != set()
+
+
+def test_a_part_that_is_asked_for_again_is_the_same_one(made):
+    class Asking(BaseClient):
+        @property
+        def gate(self):
+            return self.part("gate/", lambda: nn.Linear(1, 10))
+
+        def objective(self, phase):
+            return Objective(
+                forward=lambda model, x, layers: run(model, x, layers) * self.gate(x[:, 0, 0, :1]),
+                parameters=tuple(self.gate.parameters()),
+            )
+
+        def after_training(self, plan):
+            self.trained = values(self.gate)
+            return Costs()
+
+    made = rehearse(Averaged, Asking, KEYS)
+    client = made.make(0)
+    first = values(client.gate.eval())
+    assert client.gate is client.gate and not client.gate.training
+    made.train(0, made.strategy.plan(1, 0))
+    kept = {key: made.clients[0][f"gate/{key}"] for key in first}
+    assert not same(kept, first) and same(values(made.make(0).gate), kept)
+
+
+@pytest.mark.parametrize("prefix", ["gate", "gate/usage", "gate/", ""])
+def test_prefixes_that_overlap_with_a_parts_are_refused(prefix, made):
+    """At once, and not in the next round, in which the part would find what is not its own."""
+    client, told = made.make(0), f'^%s\\("{prefix}"\\): overlaps the part "gate/"; use a prefix of'
+    with pytest.raises(ValueError, match=told % "remember"):
+        client.remember(prefix, {"x": np.zeros(1)})
+    assert not client.state
+    if prefix != "gate/":
+        with pytest.raises(ValueError, match=told % "part"):
+            client.part(prefix, lambda: nn.Linear(1, 1))
+    client.remember("gates/", {"x": np.zeros(1)})
+
+
+def test_what_is_remembered_under_a_prefix_is_no_entry_of_a_part_that_comes_later(made):
+    client = made.make(0)
+    client.remember("late/usage/", {"x": np.zeros(1)})
+    told = r'^part\("late/"\): "late/usage/x" is kept, but is no entry of this part; use a prefix'
+    with pytest.raises(ValueError, match=told):
+        client.part("late/", lambda: nn.Linear(1, 1))
+    assert "late/" not in client.parts
 
 
 def test_a_prefix_of_the_core_is_refused(made):
