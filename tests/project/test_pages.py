@@ -22,7 +22,7 @@ from fedapps.core.keys import markdown, table
 from fedapps.core.options import flat as flatten_dict
 from fedapps.data import NAMES
 from fedapps.device import node_config
-from fedapps.method import Objective, Plan, Stage, rehearse
+from fedapps.method import Figure, Objective, Plan, Stage, rehearse
 from fedapps.method.client import ClientHooks
 from fedapps.method.strategy import StrategyHooks
 from fedapps.report import columns
@@ -319,6 +319,20 @@ def test_the_page_of_hooks_names_every_hook_and_field():
     assert code_in_table(page, "field of `Plan`") == plan - own
     objective = set(Objective.__dataclass_fields__)
     assert code_in_table(page, "field of `Objective`") <= objective
+
+
+def test_figures_on_the_page_of_hooks_go_with_those_of_all_methods(monkeypatch):
+    """Whoever copies them can still start a run."""
+    shown = re.findall(r"`figures = (\(Figure\(.*?\),\))`", text_of(DOCS / "hooks.md"), re.S)
+    names, methods = (
+        registry.names(),
+        {"shown": tuple(f for s in shown for f in eval(s, {"Figure": Figure}))},
+    )
+    monkeypatch.setattr(registry, "names", lambda: (*names, *methods))
+    own = columns._figures_of
+    monkeypatch.setattr(columns, "_figures_of", lambda name: methods.get(name) or own(name))
+    found = columns.columns_of.__wrapped__(CLASSIFICATION)
+    assert {"accuracy_own", "accuracy_global"} <= {figure.name for figure in found.figures}
 
 
 def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):
