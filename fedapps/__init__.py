@@ -20,13 +20,18 @@ if sys.platform == "win32":  # before the first import that fails there
 if TYPE_CHECKING:
     from fedapps.compare.in_python import Comparison as Comparison
     from fedapps.core.errors import RunError as RunError
+    from fedapps.engine.failed_clients import ClientError as ClientError
     from fedapps.python_api import Run as Run
     from fedapps.python_api import compare as compare
     from fedapps.python_api import load as load
     from fedapps.python_api import run as run
 
-_HOMES = {"Comparison": "fedapps.compare.in_python", "RunError": "fedapps.core.errors"}
-__all__ = ["Comparison", "Run", "RunError", "compare", "load", "run"]
+_HOMES = {
+    "ClientError": "fedapps.engine.failed_clients",
+    "Comparison": "fedapps.compare.in_python",
+    "RunError": "fedapps.core.errors",
+}
+__all__ = ["ClientError", "Comparison", "Run", "RunError", "compare", "load", "run"]
 
 
 class _Package(ModuleType):

@@ -23,7 +23,6 @@ import fedapps
 from clients.fedper import FedPerClient
 from fedapps import serial
 from fedapps.core import log
-from fedapps.engine.failed_clients import ClientError
 from fedapps.report.report import Report
 from tests.support import ROOT
 
@@ -265,7 +264,7 @@ def test_the_process_is_as_before_also_after_errors(run, monkeypatch, capfd):
             run(model="lenet5-of-nobody")
         with monkeypatch.context() as patch:
             patch.setattr(FedPerClient, "personal", lambda self: 1 / 0)
-            with pytest.raises(ClientError) as caught:
+            with pytest.raises(fedapps.ClientError) as caught:
                 run(strategy="fedper")
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
         second = run(strategy="fedper", finetune_epochs=1)
