@@ -1,10 +1,10 @@
 """The one place that imports modules of Flower which can change with every version.
 
 Flower promises to keep `flwr.app`, `flwr.client`, `flwr.clientapp`, `flwr.serverapp`,
-`flwr.serverapp.strategy` and `flwr.simulation`. Any other module of Flower that we use is named
-here, with the names that we take from it, and nowhere else (`device/warm.py` is the exception, and
-explains why). A name is imported when it is first used, because few processes need all of them, and
-some take seconds.
+`flwr.serverapp.strategy` and `flwr.simulation`. Any other module of Flower that we import from is
+named here, with the names that we take from it (`device/warm.py` is the exception, and explains
+why). A module in which we only replace something is named where that is done. A name is imported
+when it is first used, because few processes need all of them, and some take seconds.
 
 For speed, we replace some functions of Flower while it runs. Code that does so first checks that
 the module is still the one that we know (`Known.load`). If it is not, the code leaves the module as

@@ -2,7 +2,7 @@
 
 The hooks that select, plan, download, train and aggregate are called as in a run, in this process
 and without messages, checks or files. Any error is raised as it is. What surrounds a round is left
-out: the hooks of `Conversation`, privacy, `server-data`, `server-optimizer`.
+out: the hooks of `Conversation`, privacy but for local noise, `server-data`, `server-optimizer`.
 """
 
 from collections.abc import Iterable

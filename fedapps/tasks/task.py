@@ -102,7 +102,12 @@ class Task(ABC):
 
     @abstractmethod
     def count(self, output: Tensor, target: Tensor) -> Counts:
-        """Count over samples what the metrics are made of; the arrays are int64 or float64 [k]."""
+        """Count over samples what the metrics are made of; the arrays are int64 or float64 [k].
+
+        Counts of parts of the samples add up to those of all, because many samples are counted in
+        parts. A count is at most the number of all values in the targets; one that can be larger,
+        or is no whole number, belongs in `sums`.
+        """
 
     @abstractmethod
     def sizes(self, targets: Spec) -> Mapping[str, int]:

@@ -1,6 +1,7 @@
 """The pages are true: links lead somewhere, keys exist, commands are valid, and code runs."""
 
 import argparse
+import ast
 import importlib
 import re
 import shlex
@@ -333,6 +334,26 @@ def test_figures_on_the_page_of_hooks_go_with_those_of_all_methods(monkeypatch):
     monkeypatch.setattr(columns, "_figures_of", lambda name: methods.get(name) or own(name))
     found = columns.columns_of.__wrapped__(CLASSIFICATION)
     assert {"accuracy_own", "accuracy_global"} <= {figure.name for figure in found.figures}
+
+
+def members():
+    """What each class of ours has, by its name: methods, fields, and what methods set."""
+    found = {}
+    for path in sorted((ROOT / "fedapps").rglob("*.py")):
+        for made in ast.walk(ast.parse(text_of(path))):
+            if isinstance(made, ast.ClassDef):
+                own = found.setdefault(made.name, set())
+                own |= {node.name for node in made.body if isinstance(node, ast.FunctionDef)}
+                own |= {n.target.id for n in made.body if isinstance(n, ast.AnnAssign)}
+                own |= {*re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", ast.unparse(made))}
+    return found
+
+
+def test_members_that_the_page_of_the_architecture_names_exist():
+    known = members()
+    told = re.findall(r"`([A-Z]\w*[a-z]\w*)\.(\w+)", text_of(ROOT / "ARCHITECTURE.md"))
+    lost = {f"{of}.{name}" for of, name in told if name not in known.get(of, ())}
+    assert len(told) > 10 and not lost
 
 
 def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):

@@ -95,16 +95,17 @@ def test_not_all_outputs_are_in_memory_at_once():
 
 
 @pytest.mark.parametrize("steps", [1, 40])
-@pytest.mark.parametrize("task", ["tokens", "multilabel", "regression"])
+@pytest.mark.parametrize("task", ["classification", "tokens", "multilabel", "regression"])
 def test_outputs_that_are_counted_in_parts_score_the_same(task, steps, monkeypatch):
     n, draws = LONG, torch.Generator().manual_seed(steps)
     targets = {
+        "classification": torch.randint(7, (n,), generator=draws),
         "tokens": torch.randint(7, (n, steps), generator=draws),
         "multilabel": torch.rand(n, 7, generator=draws).round(),
         "regression": 5 + torch.randn(n, *[steps] * (steps > 1), generator=draws),
     }[task]
-    shape = {"tokens": (n, steps, 7), "multilabel": (n, 7), "regression": (n, steps)}[task]
-    outputs = torch.randn(shape, generator=draws)
+    shape = {"tokens": (steps, 7), "regression": (steps,)}.get(task, (7,))
+    outputs = torch.randn(n, *shape, generator=draws)
     samples, task = (torch.arange(n), targets), TASKS[task]
     whole = score(lambda chosen: outputs[chosen], samples, task)
     monkeypatch.setattr(evaluation, "MOST", 0)
