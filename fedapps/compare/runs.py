@@ -97,7 +97,7 @@ class Run:
 def read(folder: Path, metric: str = AUTO) -> Run:
     """Read a run directory, for a comparison by a metric; `auto` is the one that leads in the run.
 
-    Raises `RunError` if it is no run directory, or if its task has no such metric.
+    Raises `RunError` if it is no run directory, or if its task or its table has no such metric.
     """
     flat = config.defaults() | config.stored(folder)
     if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
@@ -113,6 +113,11 @@ def read(folder: Path, metric: str = AUTO) -> Run:
         task = own.leading(metric)
         lead = (task.lead.initial, task.lead.personalized)
         needed = ("round", "evaluated", "seconds", *lead, *TOTALS)
+        if missing := [name for name in ("phase", *needed) if name not in rounds.columns]:
+            raise RunError(
+                f"{folder}: rounds.csv has no column {missing[0]}; it is of an earlier version, or"
+                " of another task: leave it out, or name another metric"
+            )
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds = rounds.astype({"phase": str} | dict.fromkeys(needed, float))
         if task.lead.name != own.lead.name:  # of which these columns are

@@ -65,7 +65,7 @@ def test_a_folder_that_this_user_may_not_read(made, compare, refused, monkeypatc
 
 
 @pytest.mark.parametrize(("name", "text"), [
-    ("rounds.csv", ""), ("rounds.csv", "round,seconds\n1,2\n"), ("rounds.csv", None),
+    ("rounds.csv", ""), ("rounds.csv", None),
     ("summary.json", "{"), ("config.toml", "lr = "), ("config.toml", "\x00"),
 ])  # fmt: skip
 def test_a_damaged_run_is_named(made, refused, name, text):
@@ -74,6 +74,19 @@ def test_a_damaged_run_is_named(made, refused, name, text):
     if text is not None:
         (run / name).write_text(text)
     assert refused("compare", other, run).startswith(f"{run} is not a run directory: ")
+
+
+@pytest.mark.parametrize(("column", "words"), [
+    ("macro_f1_personalized", ["--metric", "macro_f1"]), ("phase", []), ("seconds", []),
+])  # fmt: skip
+def test_a_column_that_a_table_does_not_have_is_named(made, refused, column, words):
+    run, other = (made(name, macro_f1_initial=0.1, macro_f1_personalized=0.2) for name in "ab")
+    table = run / "rounds.csv"
+    pd.read_csv(table).drop(columns=column).to_csv(table, index=False)
+    told = f"{run}: rounds.csv has no column {column}; it is of an earlier version, or of another"
+    assert refused("compare", other, run, *words) == (
+        f"{told} task: leave it out, or name another metric"
+    )
 
 
 def test_one_run_is_nothing_to_compare(made, refused):
