@@ -1,7 +1,6 @@
 """The rounds of a run: Flower's callbacks, which call the hooks of a strategy."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -15,22 +14,22 @@ from fedapps.core.errors import without_lines
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
-from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import MODES
 from fedapps.engine.questions import ask
+from fedapps.engine.receiving import Receiving
 from fedapps.engine.recovery import EarlyStop, Recovery
 from fedapps.engine.server_optimizer import ServerOptimizer
 from fedapps.engine.summing import SecureSumming, Summing
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate, Failure, OnePass
+from fedapps.method.update import OnePass
 from fedapps.models.layers import Arrays
 from fedapps.report.report import Report
 from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
-from fedapps.wire.fleet import Fleet
+from fedapps.wire.fleet import Fleet, load
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.requests import Request, RoundInfo
@@ -45,6 +44,7 @@ class Rounds:
 
     report: Report
     nodes: NodeRegistry  # knows which SuperNodes are connected
+    receiving: Receiving
     idle = False  # whether the last round had no update
 
     def __init__(self, strategy: BaseStrategy) -> None:
@@ -71,6 +71,7 @@ class Rounds:
         """Do all rounds in Flower's own loop; replies are processed as they arrive."""
         strategy, s = self.strategy, self.settings
         self.report, self.nodes = report, nodes
+        self.receiving = Receiving(strategy, self.recovery, report, nodes)
         strategy.event = report.event
         self.clock.begin()
         self._meet(fleet)
@@ -114,7 +115,7 @@ class Rounds:
         round_ += self.recovery.done
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
         sent = collusion.colluding(self.settings, self.attackers, arrived)
-        counted = self._counted(round_, self._screened(round_, sent))
+        counted = self.receiving.accepted(round_, sent, self.exchange, self.totals)
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         start = partial(server_data.uploaded, self.strategy, round_)
         summed = self.summing.release(round_, in_time, self.exchange.failures)
@@ -129,7 +130,7 @@ class Rounds:
         moved = {**self.strategy.end_round(round_), **self.summing.moved}
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
-        self._handle_failures(round_, "train")
+        self.receiving.handle_failures(round_, "train", self.exchange, self.totals, self.fleet)
         means = returned.check_aggregate(round_, new, self.layout)
         self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         spent = server_data.train(self.strategy, round_)
@@ -154,7 +155,7 @@ class Rounds:
         round_ += self.recovery.done
         found = self.exchange.updates(replies, self.layout, self.checks.evaluation)
         updates = [update.without_counts() for update in found]
-        self._handle_failures(round_, "evaluate")
+        self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)
         for update in updates:
             self.recovery.see(round_, update, self.report)
         due = evaluations.is_due(self.settings, round_)
@@ -193,20 +194,22 @@ class Rounds:
     # Sending ------------------------------------------------------------------------------
 
     def _send(self, round_: int, plans: Mapping[int, Plan], kind: str) -> list[Message]:
-        strategy = self.strategy
-        subset = "train" if kind == "train" else self.settings.evaluate_on
+        strategy, s = self.strategy, self.settings
         requests: list[Request] = []
+        loads: list[float] = []
         for client, plan in plans.items():
             given = evaluations.download(strategy, round_, client, plan)
             arrays = returned.check_download(round_, given, plan, strategy)
             boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
-            requests.append(Request(client, plan, arrays, strategy.count(client, subset), boxes))
-        loads = [self._load(request) for request in requests]
+            trained, scored = (strategy.count(client, n) for n in ("train", s.evaluate_on))
+            count = trained if kind == "train" else scored
+            requests.append(Request(client, plan, arrays, count, boxes))
+            loads.append(load(plan, trained, scored, s.batch_size))
         places = self.fleet.nodes
         if kind == "train":
             places = strategy.train_nodes(places, self.fleet.workers)
         allotted = self.fleet.allot(requests, loads, places)
-        self.exchange = Exchange(allotted, strategy.unreachable, self.settings.max_value)
+        self.exchange = Exchange(allotted, strategy.unreachable, s.max_value)
         return self.exchange.messages(self._info(round_, kind), kind, str(round_))
 
     def _info(self, round_: int, kind: str) -> RoundInfo:
@@ -242,57 +245,6 @@ class Rounds:
         """
         newcomer = self.exchange.requests[client].plan.newcomer
         return newcomer != bool(self.strategy.final_phase)
-
-    def _load(self, request: Request) -> float:
-        """Estimate a request's cost; training on a sample costs about three evaluations of it."""
-        client, size = request.client, self.settings.batch_size
-        epochs = sum(stage.epochs for stage in request.plan.stages)
-        trained = size * math.ceil(self.strategy.count(client, "train") / size)
-        scored = self.strategy.count(client, self.settings.evaluate_on)
-        return scored + 3.0 * epochs * trained
-
-    # Receiving ----------------------------------------------------------------------------
-
-    def _screened(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Pass on the updates that the strategy's `screen` accepts; the others are failures."""
-        for result in self.strategy.screen(round_, updates):
-            if isinstance(result, Failure):
-                self.exchange.failures.append(result)
-            else:
-                yield result
-
-    def _counted(self, round_: int, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """Pass updates on and count their costs."""
-        for update in updates:
-            self.totals.bytes_up += self.exchange.traffic(self.layout, update.client)[1]
-            self.recovery.see(round_, update, self.report)
-            done: TrainingStats = update.checked
-            self.totals.add(done)
-            for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
-                if count:
-                    detail = f"{count} of {count + done.batches} batches"
-                    self.report.event(round_, update.client, kind, detail)
-            if not done.batches and done.skipped:
-                why = "which have one sample each: BatchNorm needs more; raise batch-size"
-                log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
-            yield update
-
-    def _handle_failures(self, round_: int, kind: str) -> None:
-        """Log and record failures; end the run if there are too many."""
-        failures = sorted(self.exchange.failures, key=lambda failure: failure.client)
-        failing = "failed" if kind == "train" else "failed in the evaluation"
-        for failure in failures:
-            called = self.report.columns.called(failure.client)
-            log.info("round %s: client %s %s: %s", round_, called, failing, failure.cause)
-            self.report.event(round_, failure.client, "failure", failure.cause)
-        failed = {failure.client for failure in failures}
-        self.totals.failed |= failed
-        self.nodes.recheck(failed, self.fleet)
-        if self.fleet.workers:  # in a simulation, the next worker would die for the same reason
-            refuse_dead_workers(round_, failures)
-        asked, devices = len({*self.exchange.requests} | failed), bool(self.fleet.bound)
-        counts, so_far = self.recovery.failures, len(self.totals.failed)
-        counts.apply(self.settings, round_, kind, failures, asked, so_far, devices)
 
 
 def _banner(record: LogRecord) -> bool:

@@ -1,9 +1,11 @@
 """The SuperNodes of a run at one moment: what they can do, and which of them runs which client."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapreplace
 
+from fedapps.training.plan import Plan
 from fedapps.wire.requests import Request
 
 
@@ -44,6 +46,15 @@ class Fleet:
         count = len(self.nodes)
         parts = [(node, [*clients[i::count]]) for i, node in enumerate(self.nodes)]
         return [(node, part) for node, part in parts if part]
+
+
+def load(plan: Plan, trained: int, scored: int, batch_size: int) -> float:
+    """Estimate the cost of a plan; training on a sample costs about three evaluations of it.
+
+    `trained` and `scored` are the client's numbers of samples for either.
+    """
+    epochs = sum(stage.epochs for stage in plan.stages)
+    return scored + 3.0 * epochs * batch_size * math.ceil(trained / batch_size)
 
 
 def spread(

@@ -1,0 +1,69 @@
+"""What comes back from clients in a round: updates, which are counted, and failures."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedapps.core import log
+from fedapps.engine.failures import refuse_dead_workers
+from fedapps.engine.recovery import Recovery
+from fedapps.engine.totals import RoundTotals
+from fedapps.method.flower import BaseStrategy
+from fedapps.method.update import ClientUpdate, Failure
+from fedapps.report.report import Report
+from fedapps.training.costs import TrainingStats
+from fedapps.wire.exchange import Exchange
+from fedapps.wire.fleet import Fleet
+from fedapps.wire.nodes import NodeRegistry
+
+
+@dataclass
+class Receiving:
+    """Adds what comes back from an exchange to the totals of its round, and reports it."""
+
+    strategy: BaseStrategy
+    recovery: Recovery
+    report: Report
+    nodes: NodeRegistry
+
+    def accepted(
+        self, round_: int, updates: Iterator[ClientUpdate], exchange: Exchange, totals: RoundTotals
+    ) -> Iterator[ClientUpdate]:
+        """Pass on the updates that the strategy's `screen` accepts, and count their costs.
+
+        The others are failures of the exchange.
+        """
+        for update in self.strategy.screen(round_, updates):
+            if isinstance(update, Failure):
+                exchange.failures.append(update)
+                continue
+            totals.bytes_up += exchange.traffic(self.strategy.layout, update.client)[1]
+            self.recovery.see(round_, update, self.report)
+            done: TrainingStats = update.checked
+            totals.add(done)
+            for kind, count in (("skipped", done.skipped), ("rejected", done.rejected)):
+                if count:
+                    detail = f"{count} of {count + done.batches} batches"
+                    self.report.event(round_, update.client, kind, detail)
+            if not done.batches and done.skipped:
+                why = "which have one sample each: BatchNorm needs more; raise batch-size"
+                log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
+            yield update
+
+    def handle_failures(
+        self, round_: int, kind: str, exchange: Exchange, totals: RoundTotals, fleet: Fleet
+    ) -> None:
+        """Log and record failures; raises `RunError` if there are too many."""
+        failures = sorted(exchange.failures, key=lambda failure: failure.client)
+        failing = "failed" if kind == "train" else "failed in the evaluation"
+        for failure in failures:
+            called = self.report.columns.called(failure.client)
+            log.info("round %s: client %s %s: %s", round_, called, failing, failure.cause)
+            self.report.event(round_, failure.client, "failure", failure.cause)
+        failed = {failure.client for failure in failures}
+        totals.failed |= failed
+        self.nodes.recheck(failed, fleet)
+        if fleet.workers:  # in a simulation, the next worker would die for the same reason
+            refuse_dead_workers(round_, failures)
+        asked, devices = len({*exchange.requests} | failed), bool(fleet.bound)
+        counts, so_far = self.recovery.failures, len(totals.failed)
+        counts.apply(self.strategy.settings, round_, kind, failures, asked, so_far, devices)
