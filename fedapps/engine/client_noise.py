@@ -81,9 +81,6 @@ class Distributed(Local):
     def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
         """Add 1/m of the noisy sum to w; its update is a mean of `num_examples` clients."""
         for update in updates:
-            start, share = reference(), update.num_examples / self.expected
-            new = {
-                key: start[key] + share * value.astype(np.float64)
-                for key, value in update.arrays.items()
-            }
+            w, share = reference(), update.num_examples / self.expected
+            new = {k: w[k] + share * v.astype(np.float64) for k, v in update.arrays.items()}
             yield replace(update, arrays=postprocess(new, self.layout), num_examples=1)

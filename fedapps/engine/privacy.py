@@ -89,13 +89,13 @@ class Central(DifferentialPrivacy):
 
     def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
         """Add up all updates one by one, then yield only their noisy mean."""
-        start, limit = reference(), self.clip_norm
-        total = {key: np.zeros(value.shape) for key, value in start.items()}
+        w, limit = reference(), self.clip_norm
+        total = {key: np.zeros(value.shape) for key, value in w.items()}
         balance = 0.0  # sum_i (b_i - 1/2), b_i = 1 if norm <= S, else 0: a client adds +-1/2
         for update in updates:
-            if update.arrays.keys() != start.keys():
+            if update.arrays.keys() != w.keys():
                 raise RunError(f'dp.mode = "central": client {update.client} uploads other layers')
-            difference, norm = clipped_difference(update.arrays, start, limit)
+            difference, norm = clipped_difference(update.arrays, w, limit)
             for key, value in difference.items():
                 total[key] += value
             balance += 0.5 if norm <= limit else -0.5
@@ -103,7 +103,7 @@ class Central(DifferentialPrivacy):
         for key, value in total.items():
             value += self.vector_noise * limit * draws.standard_normal(value.shape)
             value /= self.expected
-            value += start[key]
+            value += w[key]
         if self.dp.adaptive:
             self.adapt(balance + self.count_noise * draws.standard_normal())
         yield ClientUpdate(SERVER, postprocess(total, self.layout), 1, weight=1.0)

@@ -26,7 +26,13 @@ LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for
 RELEASES = "dp/releases"  # its name in a strategy's state
 
 Updates = Iterator[ClientUpdate]
-Reference = Callable[[], Mapping[str, np.ndarray]]  # returns what all clients downloaded
+Reference = Callable[[], Arrays]  # returns the arrays that all clients downloaded
+
+
+def reference_of(strategy: BaseStrategy, round_: int) -> Arrays:
+    """Return the server's values of the layers that every client downloads and uploads."""
+    plan = strategy.plan(round_, strategy.workspace.population.some_client)
+    return {key: strategy.arrays[key] for key in strategy.layout.shared(plan.upload)}
 
 
 class PrivacyMode:
@@ -65,10 +71,7 @@ class PrivacyMode:
         return {}
 
     def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
-        """Return the updates that the strategy may see.
-
-        `reference` returns the arrays that all clients downloaded.
-        """
+        """Return the updates that the strategy may see."""
         return updates
 
     def releases(self) -> int:

@@ -16,6 +16,7 @@ from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import MODES
+from fedapps.engine.privacy_mode import reference_of
 from fedapps.engine.questions import ask
 from fedapps.engine.receiving import Receiving
 from fedapps.engine.recovery import EarlyStop, Recovery
@@ -117,9 +118,9 @@ class Rounds:
         sent = collusion.colluding(self.settings, self.attackers, arrived)
         counted = self.receiving.accepted(round_, sent, self.exchange, self.totals)
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
-        start = partial(server_data.uploaded, self.strategy, round_)
         summed = self.summing.release(round_, in_time, self.exchange.failures)
-        updates = self.privacy.release(round_, summed, start)
+        reference = partial(reference_of, self.strategy, round_)
+        updates = self.privacy.release(round_, summed, reference)
         first = next(updates, None)
         self.idle = first is None
         new: Arrays = {}

@@ -3,7 +3,6 @@
 import msgspec
 
 from fedapps.method.flower import BaseStrategy
-from fedapps.models.layers import Arrays
 from fedapps.training.costs import TrainingStats
 
 
@@ -21,9 +20,3 @@ def train(strategy: BaseStrategy, round_: int) -> TrainingStats:
     stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
     samples = strategy.workspace.data.server_samples
     return strategy.train_here(round_, samples, stage).costs_only()
-
-
-def uploaded(strategy: BaseStrategy, round_: int) -> Arrays:
-    """Return the server's values of the layers that every client uploads in a round."""
-    plan = strategy.plan(round_, strategy.workspace.population.some_client)
-    return {key: strategy.arrays[key] for key in strategy.layout.shared(plan.upload)}
