@@ -11,7 +11,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.engine import evaluations, unused
+from fedapps.engine import returned, unused
 from fedapps.engine.checks import replaced
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
@@ -99,7 +99,7 @@ def alone(strategy: BaseStrategy) -> str:
     if replaced(strategy, ["begin_round"]):
         return "clients train on a channel"
     own = registry.client_class(space.settings.strategy)(space, client, {})
-    received = as_sent(evaluations.download(strategy, 1, client, plan))
+    received = as_sent(returned.download(strategy, 1, client, plan))
     job = next(round_of(own, "train_round", plan, received))
     return why_alone(space.group, job)
 

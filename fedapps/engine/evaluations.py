@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from fedapps.core.draws import sample_evaluated
 from fedapps.core.settings import Settings
 from fedapps.method.flower import BaseStrategy
-from fedapps.models.layers import Arrays
 from fedapps.report.rows import NEWCOMERS
 from fedapps.training.plan import Plan
 
@@ -98,9 +97,3 @@ def layers_told(strategy: BaseStrategy, round_: int) -> str:
     if len(parts) == 1:
         return f"all {next(iter(parts))}"
     return "; ".join(f"{kind} {', '.join(layers)}" for kind, layers in parts.items())
-
-
-def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Arrays:
-    """Return the arrays that a client gets for its plan, whether it trains or not."""
-    given = strategy.newcomer_download if plan.newcomer else strategy.download
-    return given(round_, client, plan)

@@ -22,7 +22,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.engine import checkpoint, evaluations
+from fedapps.engine import checkpoint, evaluations, returned
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
 from fedapps.engine.fingerprints import changed, fingerprints
@@ -180,7 +180,7 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
-        received = as_sent(evaluations.download(self.strategy, self.round, number, plan))
+        received = as_sent(returned.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
         return client, update, plan
 

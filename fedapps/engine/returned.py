@@ -1,4 +1,4 @@
-"""Check what a strategy's hooks return in a round: clients, arrays to send, the new model."""
+"""What a strategy's hooks return in a round, and its checks: clients, arrays to send, new model."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +18,12 @@ def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -
     if len({*clients}) < len(clients):
         raise RunError(f"round {round_}: select gave a client twice: {clients}")
     return clients
+
+
+def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Arrays:
+    """Return the arrays that a client gets for its plan, whether it trains or not."""
+    given = strategy.newcomer_download if plan.newcomer else strategy.download
+    return given(round_, client, plan)
 
 
 def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrategy) -> Arrays:
