@@ -167,14 +167,14 @@ def _reporting(
 def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
     """Return the registry that greets the SuperNodes of a run."""
     s = space.settings
-    devices = s.num_clients if s.dataset == DEVICE else 0
+    device_count = s.num_clients if s.dataset == DEVICE else 0
     if not (simulated := not reaches_devices(grid)):
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
-    out = space.population.held_out if devices else ()
-    start = initial_model(s) if devices and s.initial_model else None
+    out = space.population.held_out if device_count else ()
+    start = initial_model(s) if device_count and s.initial_model else None
     return NodeRegistry(
-        streaming, s.min_available, s.round_timeout, devices, simulated, limit, out, start
+        streaming, s.min_available, s.round_timeout, device_count, simulated, limit, out, start
     )
 
 

@@ -49,7 +49,7 @@ class Guest:
 class NodeRegistry:
     """The connected SuperNodes: greets those that come and forgets those that leave.
 
-    `devices` is the number of clients if each of them is a device with data of its own, else 0.
+    `device_count` is the number of clients if each is a device with data of its own, else 0.
     A device may have at most `max_samples` in each subset; one whose client is `held_out` does not
     count as available, because it does not train. `simulated` says that the SuperNodes are
     those of Flower's simulation, so that what they say about it can be trusted. Greetings bring the
@@ -62,7 +62,7 @@ class NodeRegistry:
         grid: StreamingGrid,
         at_least: int,
         timeout: float,
-        devices: int = 0,
+        device_count: int = 0,
         simulated: bool = True,
         max_samples: int = 2**40,
         held_out: Collection[int] = (),
@@ -70,9 +70,9 @@ class NodeRegistry:
     ) -> None:
         self.initial = initial
         self.grid, self.at_least, self.timeout = grid, at_least, timeout
-        self.devices, self.simulated = devices, simulated and not devices
+        self.device_count, self.simulated = device_count, simulated and not device_count
         self.max_samples, self.held_out = max_samples, held_out
-        self.closed = simulated and bool(devices)  # no further SuperNodes will come
+        self.closed = simulated and bool(device_count)  # no further SuperNodes will come
         self.lookout = Lookout()
         self.complete = False  # whether there have ever been enough
         self._guests: dict[int, Guest] = {}  # by node, ascending
@@ -223,11 +223,11 @@ class NodeRegistry:
         """Say why a SuperNode does not fit into this run; empty if it does."""
         client = hello.client
         if client == "any":
-            return 'it has no data, but the run has dataset = "device"' if self.devices else ""
-        if not self.devices:
+            return 'it has no data, but the run has dataset = "device"' if self.device_count else ""
+        if not self.device_count:
             return 'it has its own data, which needs dataset = "device"'
-        if not 0 <= client < self.devices:
-            return f"client-id = {client}: must be 0 to {self.devices - 1} (num-clients)"
+        if not 0 <= client < self.device_count:
+            return f"client-id = {client}: must be 0 to {self.device_count - 1} (num-clients)"
         if client in owners:
             return f"client-id = {client} is also that of SuperNode {owners[client]}; change one"
         if not (hello.train and hello.test):

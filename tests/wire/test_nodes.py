@@ -55,7 +55,7 @@ def test_a_simulation_says_how_many_nodes_there_will_be():
 def test_a_device_speaks_for_itself_only():
     """Whatever it says of a simulation: one of them could make the run wait for ever."""
     grid = FakeGrid(polls=[[owner(1, 0, nodes=10**9, workers=7)]], nodes=[[1]])
-    fleet = NodeRegistry(StreamingGrid(grid), 1, 5.0, devices=3).wait_for_nodes()
+    fleet = NodeRegistry(StreamingGrid(grid), 1, 5.0, device_count=3).wait_for_nodes()
     assert (fleet.nodes, fleet.workers, list(fleet.bound)) == ([1], 0, [0])
 
 
