@@ -190,7 +190,7 @@ class Run:
         from fedapps.report import frames
 
         folder = self.path
-        is_best = folder.name == directory.BEST and name in directory.GROWING
+        is_best = folder.name == directory.BEST and name in directory.APPENDED
         if is_best and not (folder / name).exists():  # these tables are those of the whole run
             last, found = self._opened.round, Run(folder.parent)._table(name, **how)
             return found[found["round"] <= last].reset_index(drop=True)

@@ -25,7 +25,7 @@ from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.method.update import under
 from fedapps.models.layers import Arrays
-from fedapps.report.directory import GROWING
+from fedapps.report.directory import APPENDED
 from fedapps.report.report import ReportState
 from fedapps.tasks import Metric
 
@@ -185,7 +185,7 @@ def needed_after(round_: int, every: int) -> int:
 def _check_tables(run: Path, tables: Mapping[str, int]) -> None:
     """Raise ValueError if a table is shorter than at the checkpoint: lost rows cannot come back."""
     for name, size in tables.items():
-        if name not in GROWING:
+        if name not in APPENDED:
             raise ValueError(f"{name} is not a table of a run")
         try:
             there = (run / name).stat().st_size

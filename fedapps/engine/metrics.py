@@ -13,7 +13,7 @@ from fedapps.engine.versions import LOADED, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.report.columns import PLAIN, columns_of
+from fedapps.report.columns import MEASURED, columns_of
 from fedapps.report.rows import ClientEval
 from fedapps.tasks import Counts
 from fedapps.training.costs import TrainingStats
@@ -22,7 +22,7 @@ from fedapps.wire.checks import invalid_loss
 
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
 # Metrics that every evaluation has.
-REPORTED = {column.name: column.reported for column in PLAIN if column.reported}
+REPORTED = {column.name: column.reported for column in MEASURED if column.reported}
 KNOWN = {
     *REPORTED,
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),

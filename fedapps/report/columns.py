@@ -20,7 +20,7 @@ VIRTUAL = "virtual_seconds"  # the last column of rounds.csv, in runs with virtu
 EVENT = ("round", "client", "kind", "detail")
 
 
-class Plain(NamedTuple):
+class Measured(NamedTuple):
     """A column of clients.csv that is neither a metric nor a figure: a field of `ClientEval`.
 
     `reported` is the type of what a client says in its metrics under this name; None if the server
@@ -32,11 +32,11 @@ class Plain(NamedTuple):
     head: str = ""
 
 
-PLAIN = (
-    Plain("client"),
-    Plain("num_train", NonNegative, "train samples"),
-    Plain("num_test", head="scored samples"),
-    Plain("loss", float),
+MEASURED = (
+    Measured("client"),
+    Measured("num_train", NonNegative, "train samples"),
+    Measured("num_test", head="scored samples"),
+    Measured("loss", float),
 )
 
 
@@ -106,7 +106,7 @@ class Columns:
     @property
     def clients(self) -> tuple[str, ...]:
         """The columns of clients.csv."""
-        first = ("round", *(column.name for column in PLAIN))
+        first = ("round", *(column.name for column in MEASURED))
         own = (figure.name for figure in self.figures if figure.per_client)
         further = ((m.initial, m.personalized) for m in self.task.metrics[1:])
         lead = (self.lead.initial, self.lead.personalized)

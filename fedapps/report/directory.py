@@ -33,7 +33,7 @@ NAMED = (NAMES, CLASS_NAMES)
 UNSEEN = "unseen.csv"  # like clients.csv, for clients that came after the training
 SAMPLES = "samples.csv"  # number of training samples per client and class, if known
 ROUNDS = "rounds.csv"
-GROWING = (ROUNDS, "clients.csv", "events.csv")  # tables that get rows in each round
+APPENDED = (ROUNDS, "clients.csv", "events.csv")  # tables that get rows in each round
 BLOCK = 2**18  # bytes of a table that are read at once from its end
 LISTED = 10_000  # clients in samples.csv; if there are more, every n-th is listed
 

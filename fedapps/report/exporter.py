@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.core.prometheus import counter, gauge
-from fedapps.report.page.reading import Growing
+from fedapps.report.page.reading import TableReader
 from fedapps.report.status import RunStatus, read
 from fedapps.wire.contacts import Contact
 from fedapps.wire.health import PACKAGES
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def of_run(folder: Path) -> "Callable[[], Iterable[Metric]]":
     """Return what collects the figures of the run in a directory."""
-    tables = Growing()
+    tables = TableReader()
     return lambda: figures(read(folder, tables))
 
 

@@ -78,7 +78,7 @@ class Report:
         named = (directory.names(self.folder, file) for file in directory.NAMED)
         self.columns = columns_of(self.task, *named, timed=bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
-        self._heads = dict(zip(directory.GROWING, heads, strict=True))
+        self._heads = dict(zip(directory.APPENDED, heads, strict=True))
         self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
 
@@ -154,7 +154,7 @@ class Report:
 
     def state(self, round_: int) -> ReportState:
         """Return what is needed to resume after this round; flushes the tables to disk."""
-        tables = {name: directory.sync(self.folder / name) for name in directory.GROWING}
+        tables = {name: directory.sync(self.folder / name) for name in directory.APPENDED}
         lines = [row.line(self.columns) for row in self.rows if row.round == round_]
         if len(lines) > 1:  # a run that goes on will have one of them (`as_after`)
             tables[directory.ROUNDS] -= len(csv_text(lines))

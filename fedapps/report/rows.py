@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapps.core.schema import NonNegative
 from fedapps.method.figures import Figure
-from fedapps.report.columns import PLAIN, Columns
+from fedapps.report.columns import MEASURED, Columns
 from fedapps.tasks import Counts, Metric, Task
 
 Value = float | None  # None: not defined
@@ -52,7 +52,7 @@ class ClientEval:
 
     def flat(self) -> dict[str, Any]:
         """Return the values by column of clients.csv."""
-        values = {column.name: getattr(self, column.name) for column in PLAIN}
+        values = {column.name: getattr(self, column.name) for column in MEASURED}
         for metric in self.task.metrics:
             values[metric.initial] = metric.of(self.before)
             values[metric.personalized] = None if self.after is None else metric.of(self.after)

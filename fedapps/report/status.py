@@ -11,7 +11,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.report import directory
 from fedapps.report.page.facts import ENDS, state_of, versions
-from fedapps.report.page.reading import FAILURE, Growing, Row, RunFiles, number
+from fedapps.report.page.reading import FAILURE, Row, RunFiles, TableReader, number
 from fedapps.report.rows import OF_ROUND
 from fedapps.report.summary import TOTALS
 from fedapps.wire.contacts import Contacts
@@ -62,12 +62,12 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, kind, told) for name, all_ in who.items() for kind, told in all_.items()]
 
 
-def read(folder: Path, growing: Growing | None = None) -> RunStatus:
+def read(folder: Path, reader: TableReader | None = None) -> RunStatus:
     """Read how the run in a directory is; raises `RunError` if its files cannot be read.
 
-    `growing` remembers what has been read of the tables before.
+    `reader` remembers what has been read of the tables before.
     """
-    run, now = RunFiles.read(folder, clients=False, growing=growing), time.time()
+    run, now = RunFiles.read(folder, clients=False, reader=reader), time.time()
     known = run.contacts or Contacts()
     running = not (folder / directory.SUMMARY).exists() and _is_locked(folder)
     state = state_of(run, 0.0 if running else None)

@@ -8,7 +8,7 @@ import pytest
 
 from fedapps.report import directory, frames
 from fedapps.report.page import reading
-from fedapps.report.page.reading import Growing, RunFiles
+from fedapps.report.page.reading import RunFiles, TableReader
 
 HEAD = "round,client,accuracy_personalized,name\n"
 
@@ -74,7 +74,7 @@ def test_a_table_that_grows_is_parsed_once(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(reading, "rows_of", counted)
-    read, text = Growing(), HEAD + lines(1, 50)
+    read, text = TableReader(), HEAD + lines(1, 50)
     assert read(path) == []
     path.write_text("round,cli")
     assert read(path) == []

@@ -16,7 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, plots
 from fedapps.report.caption import Caption
-from fedapps.report.columns import PLAIN
+from fedapps.report.columns import MEASURED
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import ClientEval, Means, class_sums, means
 from fedapps.report.summary import print_summary, summarize, unseen
@@ -81,7 +81,7 @@ def test_tables_have_their_headers_from_the_start(tmp_path):
     assert heads == {
         "rounds.csv": ROUND_COLUMNS + "\n",
         "clients.csv": ",".join(
-            ["round", *(column.name for column in PLAIN)]
+            ["round", *(column.name for column in MEASURED)]
             + ["accuracy_initial", "accuracy_personalized", "accuracy_last_local"]
             + [f"{name}_{when}" for name in FURTHER for when in ("initial", "personalized")]
         )
@@ -129,7 +129,7 @@ def test_existing_name_is_refused(tmp_path):
 def test_a_field_of_an_evaluation_is_a_column():
     """A new one would else be measured, sent and checked, and be in no table."""
     of_task = {"task", "before", "after", "figures"}
-    assert {f.name for f in fields(ClientEval)} - of_task == {column.name for column in PLAIN}
+    assert {f.name for f in fields(ClientEval)} - of_task == {column.name for column in MEASURED}
 
 
 def test_rows_appear_at_once_and_exactly(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 from fedapps.core import config, words
 from fedapps.core.schema import literal
 from fedapps.report import devices, directory
-from fedapps.report.columns import PLAIN, SPREAD, VIRTUAL, Columns
+from fedapps.report.columns import MEASURED, SPREAD, VIRTUAL, Columns
 from fedapps.report.page.reading import FAILURE, Row, RunFiles, number
 from fedapps.report.summary import unseen_columns
 from fedapps.report.units import clock, duration, human, human_bytes
@@ -246,7 +246,7 @@ def versions(run: RunFiles) -> list[tuple[str, str]]:
 
 def head_of(column: str, columns: Columns) -> str:
     """Return the head of a column of a table; the name of the leading metric is left out."""
-    known = {plain.name: plain.head for plain in PLAIN if plain.head}
+    known = {column.name: column.head for column in MEASURED if column.head}
     for metric in columns.task.metrics[1:]:
         known |= {metric.initial: f"{metric.label} initial"}
         known |= {metric.personalized: f"{metric.label} personalized"}

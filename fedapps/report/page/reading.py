@@ -44,22 +44,22 @@ class RunFiles:
 
     @classmethod
     def read(
-        cls, folder: Path, clients: bool = True, growing: "Growing | None" = None
+        cls, folder: Path, clients: bool = True, reader: "TableReader | None" = None
     ) -> "RunFiles":
         """Read a run directory; the tables of clients can be long, and be left out.
 
-        `growing` remembers what it has read of the tables of rounds and events before.
+        `reader` remembers what it has read of the tables of rounds and events before.
         """
-        growing, table = growing or Growing(), Growing()
+        reader, table = reader or TableReader(), TableReader()
         return cls(
             folder,
             _config(folder / "config.toml"),
-            growing(folder / "rounds.csv"),
+            reader(folder / "rounds.csv"),
             _last_evaluation(folder / "clients.csv") if clients else [],
             {row.get("client", ""): row.get("name", "") for row in table(folder / NAMES)},
             table(folder / "classes.csv"),
             table(folder / "samples.csv") if clients else [],
-            growing(folder / "events.csv"),
+            reader(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
             task_of(folder),
@@ -106,7 +106,7 @@ def number(row: Row, column: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Growing:
+class TableReader:
     """Reads tables that grow again and again; each time, it parses only the lines that are new.
 
     A table that has become shorter is read anew.
