@@ -9,14 +9,15 @@ import pandas as pd
 from scipy import stats
 
 from fedapps.compare.groups import Group
+from fedapps.data.partitioners import PARTITIONERS
 from fedapps.tasks import Metric
 
 ALL_PAIRS = 4  # with more groups, each is compared only with the first
-DATA = (
+DATA = dict.fromkeys((
     "evaluate-on", "dataset", "split", "test-fraction", "validation-fraction", "partitioner",
-    "alpha", "dirichlet-balance", "shards-per-client", "sizes", "classes-per-client", "num-clients",
-    "min-samples", "unseen-clients", "evaluate-clients",
-)  # fmt: skip
+    *(key for each in PARTITIONERS.values() for key in each.keys),
+    "num-clients", "unseen-clients", "evaluate-clients",
+))  # fmt: skip
 FEWEST = 3  # smallest number of seeds for a test
 ROUNDING = 1e-9  # of the largest value: differences that differ less count as equal
 

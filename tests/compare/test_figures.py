@@ -9,9 +9,8 @@ import pytest
 from scipy import stats
 
 from fedapps.compare.groups import grouped
-from fedapps.compare.pairs import DATA, pairs
+from fedapps.compare.pairs import pairs
 from fedapps.compare.runs import read
-from fedapps.data.partitioners import PARTITIONERS
 from fedapps.tasks import CLASSIFICATION
 from tests.support.made_runs import COSTS, scored_run
 
@@ -235,10 +234,6 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     assert "not the same code: fedcmd was other in a than in b" in compared.out
     (folders[0] / "run.json").unlink()
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
-
-
-def test_whatever_a_partitioner_reads_decides_which_samples_are_scored():
-    assert {key for each in PARTITIONERS.values() for key in each.keys} <= {*DATA}
 
 
 def test_runs_of_other_lengths_have_no_difference(made, compare):

@@ -2,8 +2,7 @@
 
 A new one needs a file here with `owners(labels, settings)`, which draws with `generator` of
 `core.draws`; a line in `PARTITIONERS`; and its name among the values of the key in
-`fedapps.core.data_settings`. Its own keys also go into pyproject.toml, and into `DATA` in
-`fedapps.compare.pairs`.
+`fedapps.core.data_settings`. Its own keys also go into pyproject.toml.
 """
 
 from collections.abc import Callable
