@@ -43,8 +43,8 @@ def check_strategy(strategy: BaseStrategy) -> None:
     for cls, base, *hooks in (ours, (client, BaseClient, ClientHooks)):
         for name, hook in misspelt(cls, base, *hooks):
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
-    if s.presum and replaced(strategy, ["aggregate"]):
-        raise RunError("presum = true: this strategy needs every client's update; use false")
+    if replaced(strategy, ["aggregate"]):
+        refuse_presum(s, "this strategy")
     if file_of(s.model):
         with going_on(s):
             check_training(s.model, strategy.workspace.model, strategy.workspace.dataset.inputs)
@@ -73,6 +73,12 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if clip and clip.mode == "sample" and not strategy.clips_by_sample:
         raise RunError('clip-mode = "sample": this strategy cannot clip by sample; use "batch"')
     _check_scores(strategy)
+
+
+def refuse_presum(settings: Settings, what: str) -> None:
+    """Raise `RunError` if SuperNodes send sums: `what`, a key or a strategy, needs all updates."""
+    if settings.presum:
+        raise RunError(f"presum = true: {what} needs every client's update; use false")
 
 
 @contextmanager
@@ -109,10 +115,7 @@ def _check_robust(strategy: BaseStrategy) -> None:
     """Refuse a robust mean without every client's update, of too few clients, or too large."""
     s, clients = strategy.settings, strategy.workspace.population.training
     key = f'aggregation = "{s.aggregation}"'
-    if s.presum:
-        raise RunError(
-            f"{key}: needs every client's update, and presum = true sends sums; use false"
-        )
+    refuse_presum(s, key)
     if s.dp.mode == "central":
         raise RunError(f'{key}: dp.mode = "central" makes only the plain mean private; use "mean"')
     count = sample_size(len(clients), s.fraction_train)
@@ -228,8 +231,8 @@ def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
     _check_stages(strategy, plan)
     check_plan(strategy.settings, strategy.layout, plan)
     _check_server_data(strategy, plan)
-    if strategy.settings.presum and plan.sends:
-        raise RunError("presum = true: this strategy needs every client's update; use false")
+    if plan.sends:
+        refuse_presum(strategy.settings, "this strategy")
 
 
 def _check_stages(strategy: BaseStrategy, plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
-from fedapps.engine.checks import AVERAGING, replaced
+from fedapps.engine.checks import AVERAGING, refuse_presum, replaced
 from fedapps.engine.clock import Clock, VirtualClock
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.tools import CHECKPOINT_COPIES
@@ -37,8 +37,7 @@ def _check(clock: VirtualClock) -> None:
         return
     key = 'round-mode = "async"' if clock.is_async else told[0]
     what = 'late = "later"' if clock.keeps and not clock.is_async else key
-    if s.presum:
-        raise RunError(f"{key}: needs every client's update; use presum=false")
+    refuse_presum(s, key)
     if replaced(strategy, ["begin_round"]):
         raise RunError(f"{key}: the clients of {s.strategy} work together in a round")
     if s.over_selection and replaced(strategy, ["select"]):

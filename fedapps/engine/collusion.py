@@ -22,7 +22,7 @@ from fedapps.core import log
 from fedapps.core.draws import smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.engine.checks import going_on
+from fedapps.engine.checks import going_on, refuse_presum
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
@@ -36,11 +36,8 @@ CHANGING = (*SIGNS, "alie")  # attacks that put other values into the layers of 
 def attackers(strategy: BaseStrategy) -> frozenset[int]:
     """Return the attackers of a run; raises `RunError` if their attack cannot be simulated."""
     s, task = strategy.settings, strategy.workspace.task
-    if s.attack != "none" and s.presum:
-        raise RunError(
-            f'attack = "{s.attack}": needs every client\'s update, and presum = true sends sums; '
-            "use false"
-        )
+    if s.attack != "none":
+        refuse_presum(s, f'attack = "{s.attack}"')
     if s.attack == "label-flip" and not task.has_classes:
         raise RunError(f'attack = "label-flip": needs classes, but task = "{task.name}"')
     found, clients = strategy.workspace.attackers, strategy.workspace.population.training

@@ -19,7 +19,7 @@ from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.engine.accounting import Mechanism
-from fedapps.engine.checks import replaced
+from fedapps.engine.checks import refuse_presum, replaced
 from fedapps.engine.client_noise import Distributed, Local
 from fedapps.engine.privacy_mode import (
     RELEASES,
@@ -51,8 +51,7 @@ class Central(DifferentialPrivacy):
     def prepare(self) -> None:
         """Find the noise, and count from zero."""
         super().prepare()
-        if self.settings.presum:
-            raise RunError("presum = true: central dp clips every client's own update; use false")
+        refuse_presum(self.settings, 'dp.mode = "central"')
         self.seed = secret_seed() if self.dp.secret_noise else self.settings.seed
         self.expected = sample_size(len(self.clients), self.settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)

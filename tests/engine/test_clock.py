@@ -308,7 +308,7 @@ def refusal(flat_config, tiny_npz, devices):
 @pytest.mark.parametrize(("options", "why"), [
     ("deadline=5.0", ""),
     ("deadline=5.0 round-mode=async", "deadline = 5: not with"),
-    ("deadline=5.0 presum=true", "deadline = 5: needs every client's update"),
+    ("deadline=5.0 presum=true", "presum = true: deadline = 5 needs every client's update"),
     ("presum=true", ""),
     ("round-mode=async buffer=4", "buffer = 4: must be at most the 3 clients"),
     ("round-mode=async dp.mode=central", 'round-mode = "async": not with dp.mode'),

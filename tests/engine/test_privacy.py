@@ -543,7 +543,7 @@ def test_a_plan_under_which_more_would_leave_is_refused(changes, reason, mode):
 
 REFUSED = {
     "dp.delta = 0.1: must be below 1 / num-clients = 0.1": {"dp_delta": 0.1},
-    "presum = true: central dp clips every client's own update; use false": {"presum": True},
+    'presum = true: dp.mode = "central" needs every client\'s update; use false': {"presum": True},
     'dp.mode = "central": with server-data the server trains on samples of clients, without noise; '
     "use server-data=0": {"server_data": 0.1},
     "dp.count-noise = 0.5: must be above dp.noise-multiplier / 2 = 0.5 (0 means m/20 = 0.25)": {
