@@ -121,7 +121,7 @@ def read(folder: Path, metric: str = AUTO) -> Run:
         rounds = rounds.dropna(subset=["seconds"])  # drop a line that is not yet complete
         rounds = rounds.astype({"phase": str} | dict.fromkeys(needed, float))
         if task.lead.name != own.lead.name:  # of which these columns are
-            rounds = rounds.drop(columns=[*SPREAD])
+            rounds = rounds.drop(columns=[*SPREAD], errors="ignore")
         if metric != AUTO:  # the summary has the newcomers' means of the metric that leads
             seen = rounds[task.lead.personalized].dropna()
             if len(seen) and (folder / directory.UNSEEN).exists():

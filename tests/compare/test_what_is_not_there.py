@@ -20,6 +20,7 @@ from fedapps.compare import curves
 from fedapps.compare.comparison import compared
 from fedapps.compare.runs import read
 from fedapps.core import config
+from fedapps.report.columns import SPREAD
 from tests.support import ROOT
 
 LONG = [(0.1, 0.2), (0.2, 0.3), (0.3, 0.4)]
@@ -87,6 +88,14 @@ def test_a_column_that_a_table_does_not_have_is_named(made, refused, column, wor
     assert refused("compare", other, run, *words) == (
         f"{told} task: leave it out, or name another metric"
     )
+
+
+def test_a_run_of_an_earlier_version_without_the_spread_has_the_metric(made, compare):
+    folders = [made(name, macro_f1_initial=0.1, macro_f1_personalized=0.2) for name in "ab"]
+    before = compare(*folders, "--metric", "macro_f1").out
+    table = folders[0] / "rounds.csv"
+    pd.read_csv(table).drop(columns=[*SPREAD]).to_csv(table, index=False)
+    assert compare(*folders, "--metric", "macro_f1").out == before
 
 
 def test_one_run_is_nothing_to_compare(made, refused):
