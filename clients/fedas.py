@@ -30,7 +30,7 @@ class FedASClient(BaseClient):
 
     def before_training(self, plan: Plan) -> Costs:
         """Align the received body, at the schedule of the round's learning rate."""
-        lr = self.options.align_lr * plan.stages[0].lr / self.settings.lr
+        lr = self.scheduled(self.options.align_lr, plan)
         stage = Stage(layers=self.layout.body, epochs=self.options.align_epochs, lr=lr)
         return self.align(replace(plan, stages=(stage,)), "align")
 

@@ -25,7 +25,7 @@ class PFedMeClient(BaseClient):
     def before_training(self, plan: Plan) -> Costs:
         """Start theta at w_t; eta_p follows the learning-rate schedule of eta (our choice)."""
         self.theta = [p.detach().clone() for p in self.trainable]
-        self.inner_lr = self.options.inner_lr * plan.stages[0].lr / self.settings.lr
+        self.inner_lr = self.scheduled(self.options.inner_lr, plan)
         return Costs()
 
     def objective(self, phase: str) -> Objective:

@@ -55,9 +55,8 @@ class FedAS(BaseStrategy):
 
     def finetuning(self, round_: int) -> tuple[Stage, ...]:
         """An evaluation aligns the body; the head does not change."""
-        s, o = self.settings, self.options
-        lr = o.align_lr * s.round_lr(round_) / s.lr
-        return (Stage(layers=self.layout.body, epochs=o.align_epochs, lr=lr),)
+        lr, epochs = self.scheduled(self.options.align_lr, round_), self.options.align_epochs
+        return (Stage(layers=self.layout.body, epochs=epochs, lr=lr),)
 
     def aggregate(self, round_: int, updates: Iterable[ClientUpdate]) -> Arrays:
         """Average the bodies, weighted by the traces of the clients' Fisher information."""

@@ -46,7 +46,7 @@ class PerFedAvg(PlainMean):
     def plan(self, round_: int, client: int) -> Plan:
         """E epochs of meta steps on all layers; beta follows `lr-schedule`, alpha is constant."""
         names, stage = self.layout.names, self.stage(round_, self.layout.names)
-        beta = self.options.outer_lr * stage.lr / self.settings.lr
+        beta = self.scheduled(self.options.outer_lr, round_)
         passes = 2 if self.options.mode == "fo" else 4
         return self.exchange(round_, names, replace(stage, lr=beta, passes=passes))
 

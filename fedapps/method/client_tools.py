@@ -166,6 +166,10 @@ class ClientTools:
         """Return what it costs to run layers on so many samples, without gradients."""
         return Costs(macs=samples * self.workspace.trainer.profile.forward_macs(layers))
 
+    def scheduled(self, rate: float, plan: Plan) -> float:
+        """Return a learning rate of the method's own, lowered as that of the plan is."""
+        return rate * plan.stages[0].lr / self.settings.lr
+
     def tensor(self, name: str) -> Tensor:
         """Return an array that was received, as a tensor on the device of the model."""
         return torch.tensor(self.received[name], device=self.workspace.torch_device)

@@ -134,6 +134,10 @@ class StrategyTools:
             clip=self.clip(),
         )
 
+    def scheduled(self, rate: float, round_: int) -> float:
+        """Return a learning rate of the method's own, at the round's place in `lr-schedule`."""
+        return rate * self.settings.round_lr(round_) / self.settings.lr
+
     def finetuning_stage(self) -> Stage:
         """Return the stage of fine-tuning: F epochs of `finetune-part`."""
         s = self.settings

@@ -616,6 +616,16 @@ def test_a_slice_that_names_a_part_twice_has_its_keys_once(flat_config, tiny_npz
     assert layout.keys_of(twice) == layout.keys_of(layout.body)
 
 
+def test_a_methods_own_rate_follows_the_schedule_on_both_sides(flat_config, tiny_npz):
+    """A cosine over four rounds has come half way in the third; a newcomer's plan has none."""
+    keys = 'strategy="fedavg" num-rounds=4 lr=0.1 lr-schedule="cosine"'
+    space = Workspace(config.read(flat_config(tiny_npz, keys)))
+    strategy = registry.strategy_class("fedavg")(space)
+    client, plan = registry.client_class("fedavg")(space, 0, {}), strategy.plan(3, 0)
+    assert strategy.scheduled(0.3, 3) == client.scheduled(0.3, plan) == pytest.approx(0.15)
+    assert client.scheduled(0.3, strategy.alone(plan)) == pytest.approx(0.3)
+
+
 def test_without_hooks_it_is_fedavg():
     class Nothing(BaseStrategy):
         pass
