@@ -1,9 +1,11 @@
 """What comes back from clients in a round: updates, which are counted, and failures."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedapps.core import log
+from fedapps.core.words import some
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.totals import RoundTotals
@@ -48,6 +50,17 @@ class Receiving:
                 why = "which have one sample each: BatchNorm needs more; raise batch-size"
                 log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
             yield update
+
+    def scored(self, round_: int, updates: Sequence[ClientUpdate]) -> None:
+        """Report whose personalization diverged: their scores count, and say little."""
+        losses = {update.client: update.checked.scores.loss for update in updates}
+        diverged = [client for client, loss in losses.items() if not math.isfinite(loss)]
+        for client in diverged:
+            self.report.event(round_, client, "diverged", "the personalization")
+        if diverged:
+            who = some([self.report.columns.called(client) for client in diverged])
+            told = "all predictions there are alike, and count; use a smaller finetune-lr"
+            log.warning(f"round {round_}: personalization diverged, client {who}: {told}")
 
     def handle_failures(
         self, round_: int, kind: str, exchange: Exchange, totals: RoundTotals, fleet: Fleet

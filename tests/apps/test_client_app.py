@@ -415,3 +415,23 @@ def test_an_idle_supernode_says_itself_why(empty, flat_config, make_npz, tmp_pat
     (reply,) = grid.pull_messages(ids)
     assert unpack_hello(reply).problem == expected
     assert capsys.readouterr().out == f"{why}left out: {expected}\n"
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+def test_a_personalization_that_diverged_is_told(task, serial_run, tmp_path, read_csv, caplog):
+    """Its model says class 0, or no label, which can even look better."""
+    draws, size = np.random.default_rng(0), 120
+    targets = draws.integers(2, size=size if task == "classification" else (size, 3))
+    arrays = {"inputs": draws.normal(size=(size, 4)).astype(np.float32), "targets": targets}
+    np.savez(tmp_path / "own.npz", groups=np.arange(size) % 4, **arrays)
+    keys = f'''dataset="{tmp_path}/own.npz" partitioner="natural" model="mlp" num-rounds=1
+        num-clients=0 strategy="fedavg" fraction-train=1.0'''
+    events = read_csv(serial_run(keys, "finetune-lr=1e30"), "events.csv")
+    assert [(row["client"], row["kind"]) for row in events] == [
+        (str(c), "diverged") for c in range(4)
+    ]
+    (line,) = (line for line in caplog.messages if "diverged" in line)
+    assert line.startswith("round 1: personalization diverged, client 0 (0), 1 (1), ")
+    caplog.clear()
+    assert not read_csv(serial_run(keys, "finetune-lr=0.1"), "events.csv")
+    assert "diverged" not in caplog.text
