@@ -20,6 +20,7 @@ from fedapps.core import changes, config
 from fedapps.core.errors import RunError
 from fedapps.core.files import alone, writing
 from fedapps.core.schema import Scalar, literal
+from fedapps.core.stopping import TWICE
 from fedapps.engine import checkpoint, resume
 from fedapps.report import directory
 
@@ -117,12 +118,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Make SIGTERM, and closing the terminal (SIGHUP), do the same as Ctrl-C."""
+    """Make SIGTERM, and closing the terminal (SIGHUP), do the same as Ctrl-C, once."""
 
     def stop_(number: int, frame: object) -> None:
+        for again in numbers:
+            signal.signal(again, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    numbers = [n for n in TWICE if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, stop_)
     try:

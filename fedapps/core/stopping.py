@@ -18,6 +18,9 @@ from typing import Any
 from fedapps.core import flower
 
 PATIENCE = 20.0  # seconds for which the process, at its end, waits for a run in another thread
+# Terminals send SIGHUP twice, and `timeout` SIGTERM; batch systems send SIGTERM to all processes of
+# a job, of which the parents then end the others, too. Nobody means: at once, and save nothing.
+TWICE = {signal.SIGTERM, signal.SIGHUP}
 _told = threading.Event()
 _running: set[threading.Event] = set()  # of each run in a thread: whether it has written all
 
@@ -64,8 +67,9 @@ def _by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        restore()  # a second signal ends the process at once, except for
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # SIGHUP, which terminals often send twice
+        restore()  # a second Ctrl-C ends the process at once
+        for again in before.keys() & TWICE:
+            signal.signal(again, signal.SIG_IGN)
         came.append(number)
         raise Stopped(signal.Signals(number).name, 128 + number)
 
@@ -77,6 +81,7 @@ def _by_signals() -> Iterator[None]:
         yield
     except Stopped:
         former = before.get(came[0]) if came else None
+        restore()
         if callable(former):  # Flower's handler, which tells the SuperLink and ends the process
             former(came[0], None)
         raise

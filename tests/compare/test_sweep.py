@@ -1,6 +1,8 @@
 """Sweeps: which runs a grid makes, and what is left of one that was killed or has failures."""
 
+import json
 import shlex
+import signal
 import time
 import tomllib
 from collections import Counter
@@ -150,6 +152,21 @@ def test_a_killed_sweep_goes_on_and_ends_as_if_it_had_not_been(whole, sweep, own
         )
     for heading in ("accuracies on test samples", "personalized accuracy, difference"):
         assert ours.cells(heading) == theirs.cells(heading)
+
+
+def test_a_sweep_saves_its_runs_if_all_its_processes_are_told_to_end(sweep, own, tmp_path):
+    """As a batch system does at the end of a job's time; the sweep then tells its workers again."""
+    folder = tmp_path / "out"
+    words = [*GRID, *own, "--output", folder]
+    ended = sweep(
+        words, tmp_path / "journal", hold="fed", until="4 ", number=signal.SIGTERM, meet=True
+    )
+    assert ended["status"] == 130
+    made = runs_in(folder)
+    assert len(made) == 2
+    for path in made.values():
+        summary = json.loads((path / "summary.json").read_text("utf-8"))
+        assert (summary["finished"], summary["stopped"]) == (False, "SIGTERM")
 
 
 def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):

@@ -26,13 +26,14 @@ FORK = get_context("fork")
 MEET = 120.0  # seconds for two runs to be there at the same time
 
 
-def sweep(words, journal, hold="", die="", until="", meet=False, drawn=False):
+def sweep(words, journal, hold="", die="", until="", number=9, meet=False, drawn=False):
     """Do `fedapps sweep WORDS` in a process group of its own; return status, output and errors.
 
     The lines of `journal` say which run begins and ends. A run whose name has `hold` stands still
     between two rounds for ever, one with `die` is killed there. After a line that begins with
-    `until`, and with the run of `hold` standing still, the whole group is killed. With `meet` two
-    runs begin when both are there. Without `drawn` the comparison has no picture.
+    `until`, and with a run of `hold` standing still (with `meet` two), the whole group gets a
+    signal, by its number. With `meet` two runs begin when both are there. Without `drawn` the
+    comparison has no picture.
     """
     said, says = os.pipe()
     held, holds = os.pipe()
@@ -60,8 +61,9 @@ def sweep(words, journal, hold="", die="", until="", meet=False, drawn=False):
             for line in out:
                 lines.append(line)
                 if until and line.startswith(until):
-                    assert not hold or os.read(held, 1), "no run was held"
-                    os.killpg(child, signal.SIGKILL)
+                    for _ in range(bool(hold) * (1 + meet)):
+                        assert os.read(held, 1), "no run was held"
+                    os.killpg(child, number)
         os.close(held)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         errors.seek(0)
