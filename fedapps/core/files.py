@@ -50,13 +50,25 @@ def write_whole(path: Path, content: bytes | Callable[[Path], None], durable: bo
                 content(temporary)
             if durable:
                 with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
+                    to_disk(file.fileno())
             temporary.replace(path)
             if durable:
                 _sync_folder(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def to_disk(handle: int) -> None:
+    """Write what an open file holds to its drive, where a power cut leaves it; raises OSError.
+
+    On macOS, `os.fsync` alone writes to the drive's cache only. Not all file systems there do more.
+    """
+    if full := getattr(fcntl, "F_FULLFSYNC", None):
+        with suppress(OSError):
+            fcntl.fcntl(handle, full)
+            return
+    os.fsync(handle)
 
 
 def read_json(
@@ -195,9 +207,12 @@ def _locks_of(folder: Path) -> list[int]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the names in a folder to disk."""
+    """Write the names in a folder to disk; VirtualBox's shared folders and old CIFS cannot."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        to_disk(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)

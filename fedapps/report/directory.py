@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole, writing
+from fedapps.core.files import to_disk, write_whole, writing
 from fedapps.core.schema import Scalar
 from fedapps.core.words import closest
 from fedapps.report.cells import Rows, csv_text, original
@@ -125,7 +125,7 @@ def change(path: Path, by: Callable[[str], str]) -> None:
 def sync(path: Path) -> int:
     """Flush a table to disk, so that a power cut cannot lose it; return its size in bytes."""
     with writing(path), path.open("rb") as file:
-        os.fsync(file.fileno())
+        to_disk(file.fileno())
         return os.fstat(file.fileno()).st_size
 
 

@@ -1,8 +1,11 @@
 """Files in full or not at all, the one log, pyproject.toml, words of messages."""
 
+import errno
+import fcntl
 import logging
 import os
 import platform
+import stat
 import subprocess
 import sys
 
@@ -14,6 +17,7 @@ from fedapps.core import log, project, words
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.ids import without
+from fedapps.report import directory
 from tests.support import ROOT
 
 
@@ -34,6 +38,52 @@ def test_a_file_is_replaced_and_nothing_else_stays(content, durable, tmp_path):
         assert reader.read() == b"old"  # who reads the old file has all of it
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("of_folder", [True, False])
+def test_a_file_system_need_not_know_how_a_folder_is_forced_to_disk(
+    number, of_folder, tmp_path, monkeypatch
+):
+    """As a shared folder of VirtualBox; all else that fails has to be told."""
+    fsync, path = os.fsync, tmp_path / "x"
+
+    def refuse(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode) == of_folder:
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if of_folder and number != errno.EIO:
+        write_whole(path, b"new", durable=True)
+        assert path.read_bytes() == b"new"
+    else:
+        with pytest.raises(RunError, match=f"^cannot write {path}: {os.strerror(number)}$"):
+            write_whole(path, b"new", durable=True)
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_on_macos_files_get_further_than_into_the_cache_of_the_drive(can, tmp_path, monkeypatch):
+    """There `fsync` stops at the cache; not all file systems know the call that goes on."""
+    full, called = 51, []  # F_FULLFSYNC of macOS
+
+    def inode(handle):
+        return os.fstat(handle).st_ino
+
+    def fcntl_(handle, command):
+        called.append((command, inode(handle)))
+        if not can:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", full, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", fcntl_)
+    monkeypatch.setattr(os, "fsync", lambda handle: called.append(("fsync", inode(handle))))
+    path = tmp_path / "rounds.csv"
+    write_whole(path, b"a\n1\n", durable=True)
+    assert directory.sync(path) == 4
+    synced = [each.stat().st_ino for each in (path, tmp_path, path)]
+    ways = [full] if can else [full, "fsync"]
+    assert called == [(way, number) for number in synced for way in ways]
 
 
 @pytest.mark.parametrize(
