@@ -27,8 +27,8 @@ from fedapps.core.paths import absolute, expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
-from fedapps.core.stopping import stoppable
-from fedapps.device.warm import end_with_parent, shorten_backoff
+from fedapps.core.stopping import end_with_parent, stoppable
+from fedapps.device.warm import shorten_backoff
 from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation

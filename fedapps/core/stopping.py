@@ -8,16 +8,19 @@ the process.
 """
 
 import functools
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from fedapps.core import flower
 
 PATIENCE = 20.0  # seconds for which the process, at its end, waits for a run in another thread
+GRACE = 30.0  # seconds that a process has left after the one that started it has ended
 # Terminals send SIGHUP twice, and `timeout` SIGTERM; batch systems send SIGTERM to all processes of
 # a job, of which the parents then end the others, too. Nobody means: at once, and save nothing.
 TWICE = {signal.SIGTERM, signal.SIGHUP}
@@ -116,3 +119,26 @@ def _be_told() -> None:
     except (ImportError, TypeError) as error:
         cost = "a simulation that is stopped possibly leaves no plots and no summary"
         flower.leave_as_it_is("the end of a simulation", str(error), cost)
+
+
+def end_with_parent(words: list[str]) -> None:
+    """End this process soon after its parent (Flower's option `--parent-pid`) has ended.
+
+    Flower asks the process to stop with a signal, but a main thread that waits for other threads
+    does not handle it. Threads that try to reach a peer which has ended would then go on for ever
+    and keep the run directory locked.
+    """
+    if "--parent-pid" not in words:
+        return
+    parent = int(words[words.index("--parent-pid") + 1])
+
+    def watch() -> None:
+        with suppress(ProcessLookupError):
+            while True:
+                with suppress(PermissionError):  # the parent exists
+                    os.kill(parent, 0)
+                time.sleep(1.0)
+        time.sleep(GRACE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -20,8 +20,8 @@ import gc
 import os
 import select
 import signal
+import socket
 import sys
-import time
 import tomllib
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
@@ -41,7 +41,7 @@ LIBRARIES = ("flwr.clientapp", "numpy.random", "safetensors.torch", "torch")
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"  # what Flower's process for a message does
 PULLS = "flwr.supercore.inflatable.inflatable_utils"
 INITIAL_BACKOFF = 0.02  # seconds
-GRACE = 30.0  # seconds that a process has left after the one that started it has ended
+LOOK = 1000  # milliseconds between looks whether the SuperNode is there
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -226,11 +226,23 @@ def end_with_peer(connection: Connection) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(connection.fileno(), 0)  # no event but that the peer has hung up
-        poll.poll()
+        with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+            poll.register(peer, 0)  # no event but that it has hung up; on macOS not even that
+            while not poll.poll(LOOK) and not has_hung_up(peer):
+                pass
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
+
+
+def has_hung_up(peer: socket.socket) -> bool:
+    """Tell whether the other end is closed; what it has sent is not taken away."""
+    try:
+        return not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 def shorten_backoff() -> None:
@@ -253,29 +265,6 @@ def shorten_backoff() -> None:
         return
     for default in defaults:
         default["initial_backoff"] = INITIAL_BACKOFF
-
-
-def end_with_parent(words: list[str]) -> None:
-    """End this process soon after its parent (Flower's option `--parent-pid`) has ended.
-
-    Flower asks the process to stop with a signal, but a main thread that waits for other threads
-    does not handle it. Threads that try to reach a peer which has ended would then go on for ever
-    and keep the run directory locked.
-    """
-    if "--parent-pid" not in words:
-        return
-    parent = int(words[words.index("--parent-pid") + 1])
-
-    def watch() -> None:
-        with suppress(ProcessLookupError):
-            while True:
-                with suppress(PermissionError):  # the parent exists
-                    os.kill(parent, 0)
-                time.sleep(1.0)
-        time.sleep(GRACE)
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:

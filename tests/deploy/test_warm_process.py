@@ -5,12 +5,15 @@ Messages take Flower's own way into a SuperNode and out of it (tests/support/nod
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -288,15 +291,55 @@ def test_a_message_ends_with_its_supernode(stays, tmp_path):
     process.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_process_ends_with_its_supernode_where_a_poll_says_nothing(unread, monkeypatch):
+    """As on macOS: `poll` tells of a peer that hangs up only who also waits for its messages."""
+    turns, looks, ended = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+    waits = []
+
+    class Poll:
+        def register(self, peer, events):
+            assert events == 0
+
+        def poll(self, timeout=None):
+            waits.append(timeout)
+            looks.release()
+            assert turns.acquire(timeout=PATIENCE)
+            return []
+
+    def look():
+        turns.release()
+        assert looks.acquire(timeout=PATIENCE)
+
+    monkeypatch.setattr(warm, "select", SimpleNamespace(poll=Poll))
+    monkeypatch.setattr(warm.os, "_exit", lambda status: ended.set())
+    mine, supernode = socket.socketpair()
+    with Connection(mine.detach()) as connection, supernode:
+        warm.end_with_peer(connection)
+        assert looks.acquire(timeout=PATIENCE) and waits != [None]  # that would be for ever
+        look()
+        with Connection(os.dup(supernode.fileno())) as asks:
+            asks.send_bytes(b"a message")
+        look()
+        assert connection.recv_bytes() == b"a message"
+        look()
+        if unread:
+            connection.send_bytes(b"a reply")
+        assert not ended.is_set()
+        supernode.close()
+        turns.release()
+        assert ended.wait(PATIENCE)
+
+
 def test_what_is_blocked_ends_when_nobody_is_left_who_started_it():
     """Flower's signal does not reach a main thread that waits for another one."""
     parent = subprocess.Popen(["sleep", "1000"])
     program = f"""if True:
         import threading
-        from fedapps.device import warm
+        from fedapps.core import stopping
 
-        warm.GRACE = 0.5
-        warm.end_with_parent(["x", "--token", "t", "--parent-pid", "{parent.pid}"])
+        stopping.GRACE = 0.5
+        stopping.end_with_parent(["x", "--token", "t", "--parent-pid", "{parent.pid}"])
         print("on", flush=True)
         threading.Event().wait()
     """
