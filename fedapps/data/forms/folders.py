@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core.errors import RunError
+from fedapps.core.words import composed
 from fedapps.data.forms import arrays
 from fedapps.data.forms.form import (
     PARTS,
@@ -93,7 +94,7 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
 
 
 def _everything(folder: Path) -> list[Path]:
-    """Return what is below a folder, sorted, without what is hidden."""
+    """Return what is below a folder, sorted by `composed` names, without what is hidden."""
 
     def refuse(error: OSError) -> None:
         raise RunError(f"{error.filename}: cannot be read ({error.strerror})") from error
@@ -102,7 +103,7 @@ def _everything(folder: Path) -> list[Path]:
     for path, inner, names in os.walk(folder, onerror=refuse):  # rglob leaves out what is closed
         inner[:] = [name for name in inner if name[0] != "." and name != LOST]
         found += [Path(path, name) for name in (*inner, *names) if name[0] != "."]
-    return sorted(found)
+    return sorted(found, key=lambda path: ([*map(composed, path.parts)], path))
 
 
 def _left_out(folder: Path, others: Sequence[Path], read: Sequence[str]) -> list[str]:
