@@ -119,9 +119,10 @@ def _start(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[
         run_id, lines = _stream(target, app, words)
         failed = any(map(_START_FAILED.search, lines))
         # Flower killed the SuperLink while it created this database, and no SuperLink would start
-        # with an incomplete one. If a SuperLink is alive, it belongs to another `fedapps run` that
-        # started in the new home at the same time.
-        if failed and new and superlink.superlink(target.home) is None:
+        # with an incomplete one. If a SuperLink is alive, here or on another machine, it belongs to
+        # another `fedapps run` that started in the new home at the same time.
+        ended = failed and new and superlink.superlink(target.home) is None
+        if ended and not superlink.in_use(database):
             database.unlink(missing_ok=True)
         if run_id or attempt == STARTS or not failed:
             break

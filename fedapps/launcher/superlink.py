@@ -1,6 +1,7 @@
 """The SuperLink that `flwr run` starts for a home: find it, choose its port, end it."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 import secrets
@@ -97,13 +98,29 @@ def database_of(home: Path | None) -> Path:
     return log_of(home).with_name("state.db")
 
 
+def in_use(database: Path) -> bool:
+    """Tell whether a process, on whatever machine, has opened a database.
+
+    SQLite then has a lock on it, which is seen over NFS, too, and does not outlive the process.
+    """
+    with contextlib.suppress(OSError), database.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
     """Return the environment for `flwr`: home, port, and this interpreter's programs first in PATH.
 
     With `own`, it is for the SuperLink that `flwr` itself starts for the home. Runs use the
     installed packages; otherwise Flower would install the app's dependencies for each run. Ray gets
-    a token: it listens on all addresses, and whoever may connect to it can run code.
+    a token: it listens on all addresses, and whoever may connect to it can run code. Raises
+    `RunError` if that SuperLink's port or database is another one's.
     """
+    if own:
+        _check_database(home)
     env = dict(os.environ, PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
@@ -132,6 +149,16 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
 def _direct(hosts: str) -> str:
     """Add this machine, where Flower's programs reach each other, to the hosts without a proxy."""
     return hosts if hosts == "*" else ",".join(filter(None, [hosts, "127.0.0.1,localhost"]))
+
+
+def _check_database(home: Path | None) -> None:
+    """Raise `RunError` if the SuperLink of another machine uses the database of a home."""
+    database = database_of(home)
+    if superlink(home) is None and in_use(database) and superlink(home) is None:  # nor since then
+        raise RunError(
+            f"{database} is in use, but not by a SuperLink of this machine or container; end it "
+            "where it runs (fedapps stop), or use --home with a folder on a local disk"
+        )
 
 
 def _check_port(port: int) -> None:

@@ -312,6 +312,37 @@ class TestHome:
         with pytest.raises(RunError, match=r"has lost its database.*fedapps stop --home"):
             superlink.choose_port(tmp_path)
 
+    @pytest.mark.parametrize("is_default", [False, True])
+    def test_a_database_that_another_machine_uses_is_refused(
+        self, is_default, tmp_path, monkeypatch
+    ):
+        """As over NFS: nothing here is a SuperLink of this home, but SQLite's lock is seen."""
+        database, home = superlink.database_of(tmp_path), None if is_default else tmp_path
+        database.parent.mkdir()
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path) if is_default else "/somewhere")
+        monkeypatch.setattr(superlink, "_free", lambda port: True)
+        command = [sys.executable, "-c", OPEN, str(database)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes) as other:
+            assert other.stdout.readline() == b"open\n"
+            told = f"{database} is in use, but not by a SuperLink of this machine"
+            with pytest.raises(RunError, match=f"^{told}.* use --home "):
+                superlink.environment(home)
+            superlink.environment(home, own=False)
+            other.stdin.close()
+        assert superlink.environment(home)
+
+
+# As Flower has it open.
+OPEN = """
+import sqlite3, sys
+opened = sqlite3.connect(sys.argv[1])
+opened.execute("PRAGMA journal_mode=WAL")
+opened.execute("CREATE TABLE runs (id)")
+print("open", flush=True)
+sys.stdin.read()
+"""
+
 
 def test_a_folder_without_an_app_is_refused_with_advice(tmp_path):
     with pytest.raises(RunError, match="run the command in the project's folder, or give it"):
@@ -371,15 +402,20 @@ class TestLaunch:
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=echoed.append)
         assert ended.status == "not started" and len(echoed) == 2 * launch.STARTS - 1
 
-    @pytest.mark.parametrize(("before", "lives"), [(False, False), (True, False), (False, True)])
+    @pytest.mark.parametrize(
+        ("before", "lives"), [(False, ""), (True, ""), (False, "here"), (False, "elsewhere")]
+    )
     def test_a_half_made_database_stops_nothing(self, before, lives, flwr, tmp_path, monkeypatch):
         """Flower kills a SuperLink that is slow; none starts on what that one has left.
 
-        It is another's if a SuperLink lives there in the end: two began in a new home at once.
+        It is another's if a SuperLink lives there in the end: two began in a new home at once, on
+        this machine or on two that share the home.
         """
         database = superlink.database_of(tmp_path)
-        if not lives:
+        if lives != "here":
             monkeypatch.setattr(superlink, "superlink", lambda home: None)
+        elsewhere = lives == "elsewhere"
+        monkeypatch.setattr(superlink, "in_use", lambda path: elsewhere and path.exists())
         flwr(f"""
             from pathlib import Path
             database = Path({str(database)!r})
@@ -392,7 +428,7 @@ class TestLaunch:
             database.touch()
         ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
         assert ended.lines[0] == ("there" if before or lives else "none")  # at the last start
-        assert database.exists() == (before or lives)
+        assert database.exists() == bool(before or lives)
 
     @pytest.fixture
     def first_answer(self, flwr, tmp_path):
