@@ -26,6 +26,7 @@ class Receiving:
     recovery: Recovery
     report: Report
     nodes: NodeRegistry
+    warned: bool = False  # of a personalization that diverged
 
     def accepted(
         self, round_: int, updates: Iterator[ClientUpdate], exchange: Exchange, totals: RoundTotals
@@ -52,12 +53,13 @@ class Receiving:
             yield update
 
     def scored(self, round_: int, updates: Sequence[ClientUpdate]) -> None:
-        """Report whose personalization diverged: their scores count, and say little."""
+        """Report whose personalization diverged, aloud once: their scores count, and say little."""
         losses = {update.client: update.checked.scores.loss for update in updates}
         diverged = [client for client, loss in losses.items() if not math.isfinite(loss)]
         for client in diverged:
             self.report.event(round_, client, "diverged", "the personalization")
-        if diverged:
+        if diverged and not self.warned:
+            self.warned = True
             who = some([self.report.columns.called(client) for client in diverged])
             told = "all predictions there are alike, and count; use a smaller finetune-lr"
             log.warning(f"round {round_}: personalization diverged, client {who}: {told}")

@@ -168,7 +168,9 @@ def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, dive
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
-        "or limit gradients, for example max-norm=10"
+        "or limit gradients, for example max-norm=10",
+        "warning: round 1: personalization diverged, client 1: all predictions there are alike, "
+        "and count; use a smaller finetune-lr",
     ]
 
 

@@ -217,7 +217,8 @@ def test_a_personalization_that_diverged_keeps_its_accuracies(loss, poisoned, re
     options = 'strategy="fedseq" fedseq.finetune-epochs=1'
     folder = poisoned("evaluate", change, options)
     rounds, clients = tables(read_csv, folder)
-    assert not read_csv(folder, "events.csv")
+    told = {(row["client"], row["kind"]) for row in read_csv(folder, "events.csv")}
+    assert told == (set() if math.isfinite(loss) else {(str(BAD), "diverged")})
     assert {row["loss"] for row in clients if row["client"] == str(BAD)} == {str(loss)}
     assert rounds[-1]["phase"] == "finetune"
     assert all(0 < float(row["train_loss"]) < 10 for row in rounds)
