@@ -35,13 +35,12 @@ from fedapps.method.client_tools import State
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
-from fedapps.training.resident import ResidentModel
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.compact import unpacking
 from fedapps.wire.hello import Hello, pack_hello, read_greeting
 from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
-from fedapps.wire.requests import Request, RequestHeader, RoundInfo, read_request
+from fedapps.wire.requests import Request, RoundInfo, read_request
 from fedapps.wire.steps import read_step
 
 Hook = Callable[[Workspace, Request, ClientStore], Work[ClientUpdate]]
@@ -159,7 +158,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
     def work_on(request: Request, own: Workspace) -> Work[Result]:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
-            _check_initial_model(info, space.resident)
+            space.resident.check(info.fingerprint, info.sketch)
             store = _store(space, device, info, request.client)
             if device and hook is _fit:
                 spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
@@ -204,18 +203,6 @@ def _results(
     spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
     with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
         return [*threads.map(lambda *of: alone(work_on(*of)), requests, spaces)]
-
-
-def _check_initial_model(info: RequestHeader, resident: ResidentModel) -> None:
-    """Raise RuntimeError if this SuperNode initializes the model differently from the server.
-
-    Layers that are never sent would then be different from the server's.
-    """
-    if info.fingerprint != resident.fingerprint:
-        raise RuntimeError(
-            f"the initial model here ({resident.fingerprint}) is not the server's "
-            f"({info.fingerprint}): use the same versions of torch and numpy on all machines"
-        )
 
 
 def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> str:

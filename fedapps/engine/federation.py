@@ -16,6 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute, expanded
 from fedapps.core.signing import Manifest
 from fedapps.engine import ledger
+from fedapps.engine.fingerprints import SKETCH
 from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
 from fedapps.models.grouping import frozen_keys
@@ -131,7 +132,7 @@ class Federation:
         path, about, delta = report.folder / directory.MODEL, report.about, self.settings.dp.delta
         total = ledger.guaranteed(self._runs(report, federation), delta)
         known = total is not None and math.isfinite(total)
-        exact = {"data"} if self.rounds.privacy.mechanism else set()
+        left = {SKETCH, *(["data"] if self.rounds.privacy.mechanism else [])}
         manifest = Manifest(
             sha256=signing.digest(signing.read(path).content),
             run=about.id,
@@ -139,7 +140,7 @@ class Federation:
             round=self._now(report).round,
             epsilon=total if known else None,
             delta=delta if known else None,
-            fingerprints={k: v for k, v in about.fingerprints.items() if k not in exact},
+            fingerprints={k: v for k, v in about.fingerprints.items() if k not in left},
             versions=about.versions,
         )
         signing.write_manifest(path, manifest)

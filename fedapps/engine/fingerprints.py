@@ -11,6 +11,7 @@ from fedapps.core.config import DEVICE
 from fedapps.method.flower import BaseStrategy
 from fedapps.models import own
 from fedapps.report.about import Fingerprints
+from fedapps.training.sketch import alike
 
 NAMES = {
     "data": "the samples",
@@ -18,6 +19,8 @@ NAMES = {
     "model": "the model's code or initial values",
     "own-model": "the model's code or initial values",  # earlier versions: "model", as above
 }
+MODEL = ("model", "own-model")
+SKETCH = "sketch"  # of the initial values, then a digest of the model's code
 
 _DESCRIBED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -27,19 +30,31 @@ def fingerprints(strategy: BaseStrategy) -> Fingerprints:
     space = strategy.workspace
     name, model = space.settings.strategy, own.file_of(space.settings.model)
     classes = {*type(strategy).__mro__, *registry.client_class(name).__mro__}
+    about_model = _code([model] if model else [])
     found = {
         "code": _code(path for cls in classes if (path := _file(cls))),
-        "own-model" if model else "model": _short(
-            space.resident.fingerprint, _code([model] if model else [])
-        ),
+        "own-model" if model else "model": _short(space.resident.fingerprint, about_model),
+        SKETCH: f"{space.resident.sketch} {about_model}",
     }
     return found if space.settings.dataset == DEVICE else {"data": space.dataset.digest, **found}
 
 
 def changed(before: Fingerprints, now: Fingerprints) -> list[str]:
-    """Say what differs between fingerprints that both have."""
+    """Say what differs between fingerprints that both have, and not only in last digits."""
     both = [name for name in NAMES if name in before and name in now]
-    return [NAMES[name] for name in both if before[name] != now[name]]
+    ours = [name for name in both if before[name] != now[name]]
+    return [NAMES[name] for name in ours if name not in MODEL or not _alike(before, now)]
+
+
+def last_digits(before: Fingerprints, now: Fingerprints) -> bool:
+    """Tell whether the models differ, but only in last digits, as on another type of processor."""
+    differ = any(before.get(name) != now.get(name) for name in MODEL)
+    return differ and _alike(before, now)
+
+
+def _alike(before: Fingerprints, now: Fingerprints) -> bool:
+    then, here = (found.get(SKETCH, "").rpartition(" ") for found in (before, now))
+    return then[2] == here[2] and alike(here[0], then[0])  # the code; the values
 
 
 def _file(cls: type) -> Path | None:

@@ -26,6 +26,7 @@ from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.about import FLOWER, command, fingerprints_of
 from fedapps.report.report import Report
+from fedapps.training import sketch
 
 # Keys that must not change when a run is resumed: some change its last digits; in another
 # federation, or in none, it would not count what the earlier runs have spent; and its tables have
@@ -155,14 +156,19 @@ def interrupted(report: Report) -> str:
 
 
 def check_fingerprints(folder: Path, strategy: BaseStrategy) -> None:
-    """Raise `RunError` if the run began with other data, code or initial values."""
-    found = fingerprints.changed(fingerprints_of(folder), fingerprints.fingerprints(strategy))
-    if found:
+    """Raise `RunError` if the run began with other data, code or initial values.
+
+    Warns if only last digits of the initial values differ.
+    """
+    then, now = fingerprints_of(folder), fingerprints.fingerprints(strategy)
+    if found := fingerprints.changed(then, now):
         has = "has" if found == [fingerprints.NAMES["code"]] else "have"
         raise RunError(
             f"{folder}: {' and '.join(found)} {has} changed since the run began; put back what was"
             " there, or start a new run"
         )
+    if fingerprints.last_digits(then, now):
+        sketch.tell("those with which the run began")
 
 
 def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:

@@ -216,14 +216,15 @@ class Rounds:
 
     def _info(self, round_: int, kind: str) -> RoundInfo:
         """Return what all messages of a round say about the run."""
-        about = self.report.about
+        about, resident = self.report.about, self.strategy.workspace.resident
         return RoundInfo(
             run_dir=str(self.report.folder),
-            fingerprint=self.strategy.workspace.resident.fingerprint,
+            fingerprint=resident.fingerprint,
             presum=self.settings.presum and kind == "train",
             run_id=about.id,
             resumed=[*about.resumed],
             needed=needed_after(round_, self.settings.checkpoint_every),
+            sketch=resident.sketch,
         )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:

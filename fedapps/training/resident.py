@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from fedapps.models.layers import Arrays, Layout, Slice, layout_of, put, take
 from fedapps.models.norms import use_batch_statistics
 from fedapps.training.costs import Profile, profile
 from fedapps.training.run_data import RunData
+from fedapps.training.sketch import alike, sketch, tell
+
+_tell_once = lru_cache(maxsize=4)(tell)
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,33 @@ class ResidentModel:
     def fingerprint(self) -> str:
         """Digest of the initial model, which can differ if processes have other libraries."""
         digest = hashlib.sha256()
-        frozen = {k: v.cpu().numpy() for k, v in self.counters.items() if v.is_floating_point()}
-        for key, value in (self.initial | frozen).items():
+        for key, value in self._values().items():
             digest.update(key.encode() + np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def sketch(self) -> str:
+        """What of the initial model is alike on all types of processors."""
+        return sketch(self._values())
+
+    def check(self, fingerprint: str, other: str) -> None:
+        """Raise RuntimeError if the server's initial model is not this one, by digest and sketch.
+
+        Layers that are never sent would then be different from the server's. Only last digits may
+        be, of which this warns once.
+        """
+        if fingerprint == self.fingerprint:
+            return
+        if not alike(self.sketch, other):
+            raise RuntimeError(
+                f"the initial model here ({self.fingerprint}) is not the server's "
+                f"({fingerprint}): use the same versions of torch and numpy on all machines"
+            )
+        _tell_once(f"the server's ({self.fingerprint} here, {fingerprint} there)")
+
+    def _values(self) -> Arrays:
+        frozen = {k: v.cpu().numpy() for k, v in self.counters.items() if v.is_floating_point()}
+        return self.initial | frozen
 
     def reset(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put the model into its initial state, with `arrays` in it, whatever was done with it.

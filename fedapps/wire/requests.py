@@ -69,7 +69,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
 
     `run_id` identifies the run, even if its directory is renamed. The run was resumed after each of
     the rounds `resumed`. A resumed run may go back to the state after round `needed` (-1: it cannot
-    be resumed).
+    be resumed). Initial models of another `fingerprint` can be alike in their `sketch`.
     """
 
     run_dir: str
@@ -78,6 +78,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     run_id: str = ""
     resumed: list[int] = []
     needed: int = -1
+    sketch: str = ""
 
     @property
     def attempt(self) -> int:

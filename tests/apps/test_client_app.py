@@ -1,6 +1,10 @@
 """The ClientApp: each client of a message does its work or fails alone, and says why."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -17,11 +21,13 @@ from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate, Failure, replace
 from fedapps.models.layers import take
 from fedapps.training.plan import Plan
+from fedapps.training.sketch import sketch as sketch_of
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
 from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+from tests.support import ROOT
 
 EVERYBODY = "fraction-train=1.0 num-clients=4"
 
@@ -267,8 +273,10 @@ def node(flat_config, tiny_npz, tmp_path):
         space = workspace(config.read(flat))
         (tmp_path / "run").mkdir(exist_ok=True)
 
-        def send(requests, kind="train", fingerprint=space.resident.fingerprint, flat=flat):
-            info = RoundInfo(str(tmp_path / "run"), fingerprint)
+        own = space.resident.fingerprint
+
+        def send(requests, kind="train", fingerprint=own, flat=flat, sketch=""):
+            info = RoundInfo(str(tmp_path / "run"), fingerprint, sketch=sketch)
             message = pack_requests(requests, info, 1, kind, "1")
             context = Context(1, 1, {}, RecordDict(), flat)
             return unpack_reply(requests, client_app.app(message, context), space.layout)
@@ -308,6 +316,39 @@ def test_another_initial_model_is_refused_with_both_fingerprints(node):
             f"RuntimeError: the initial model here ({space.resident.fingerprint}) is not the"
             " server's (feedbeef): use the same versions of torch and numpy on all machines"
         )
+
+
+def test_a_server_with_another_type_of_processor_is_accepted(node, tiny_npz, flat_config, caplog):
+    """Without vector instructions, PyTorch draws weights with other last digits."""
+    space, send = node("fedbabu")
+    code = (
+        "import json, sys; from fedapps.training.workspace import Workspace as W\n"
+        "from fedapps.core import config\n"
+        "resident = W(config.read(json.loads(sys.argv[1]))).resident\n"
+        "print(resident.fingerprint, resident.sketch, sep='\\n')"
+    )
+    flat = json.dumps(flat_config(tiny_npz, 'strategy="fedbabu"'))
+    env = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
+    argv = [sys.executable, "-c", code, flat]
+    other, sketch = subprocess.check_output(argv, cwd=ROOT, env=env, text=True).splitlines()
+    if other == space.resident.fingerprint:
+        pytest.skip("this processor has no vector instructions that change a weight")
+    body = space.layout.body
+    requests = [make_request(space, client, body, body) for client in (0, 3)]
+    for _ in range(2):
+        updates, failures = send(requests, fingerprint=other, sketch=sketch)
+        assert (len(updates), failures) == (2, [])
+    told = [line for line in caplog.messages if "last digits of the initial model" in line]
+    assert told == [
+        f"last digits of the initial model are not the server's ({space.resident.fingerprint} here,"
+        f" {other} there), as on another type of processor: so are those of the results"
+    ]
+    changed = {key: array.copy() for key, array in space.initial.items()}
+    changed["fc1.fc.weight"][3, 5] += 0.01
+    for wrong in (sketch_of(changed), "", "nan", sketch.replace(" ", " 9")):
+        updates, failures = send(requests, fingerprint=other, sketch=wrong)
+        assert (updates, len(failures)) == ([], 2)
+        assert "use the same versions of torch" in failures[0].cause
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedbabu", "local"])

@@ -2,9 +2,11 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 
-from fedapps.engine.fingerprints import _code, changed
+from fedapps.engine.fingerprints import _code, changed, last_digits
+from fedapps.training.sketch import sketch
 
 CODE = """
 def told(names):  # comment
@@ -70,3 +72,17 @@ def test_a_run_of_an_earlier_version_can_be_resumed():
         "the samples",
         "the method's code",
     ]
+
+
+def test_last_digits_of_a_model_may_be_others_but_neither_its_values_nor_its_code():
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=1000)
+    last = {"w": values * (1 + 1e-7 * draw.normal(size=1000))}
+    before = {"own-model": "1", "sketch": f"{sketch({'w': values})} abc"}
+    now = {"own-model": "2", "sketch": f"{sketch(last)} abc"}
+    told = ["the model's code or initial values"]
+    assert (changed(before, now), last_digits(before, now)) == ([], True)
+    assert not last_digits(before, before)
+    of_another = now | {"sketch": f"{sketch({'w': values + 1e-3})} abc"}
+    for other in (of_another, {"own-model": "2"}, now | {"sketch": f"{sketch(last)} abd"}):
+        assert (changed(before, other), last_digits(before, other)) == (told, False)

@@ -1,6 +1,7 @@
 """A run that starts from the weights of a file: what is put where, and what is refused."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -127,6 +128,17 @@ def test_a_run_resumes_with_the_same_file_only(serial_run, tiny_npz, weights, re
     weights(fc2__fc__bias=np.ones(84, np.float32))
     with pytest.raises(RunError, match="the model's code or initial values have changed since"):
         run_serial(config.parse([f'resume="{part}" num-rounds=4']), 1)
+
+
+def test_a_run_that_began_on_another_processor_resumes_with_a_warning(serial_run, tiny_npz, caplog):
+    folder = serial_run(tiny_npz, RUN, "num-rounds=1")
+    about = json.loads((folder / "run.json").read_text())
+    about["fingerprints"]["model"] = "0123456789abcdef"
+    (folder / "run.json").write_text(json.dumps(about))
+    run_serial(config.parse([f'resume="{folder}" num-rounds=2']), 1)
+    warned = [line for line in caplog.messages if "last digits of the initial model" in line]
+    assert len(warned) == 1
+    assert "those with which the run began" in warned[0]
 
 
 def test_an_exported_model_needs_no_file(serial_run, tiny_npz, weights, tmp_path):
