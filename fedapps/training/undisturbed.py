@@ -4,7 +4,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -16,10 +16,13 @@ _turn = threading.RLock()  # a process has one workspace, so its threads take tu
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore torch's threads, kernels and random numbers, and the filters of warnings and logs."""
+    """Compute as in a process of its own, and restore what is set for all of this one.
+
+    These are torch's threads, kernels, modes and random numbers, and filters of warnings and logs.
+    """
     flower = logging.getLogger("flwr")
     gpus = range(torch.cuda.device_count())
-    with _turn, warnings.catch_warnings(), torch.random.fork_rng(gpus), same_kernels():
+    with _turn, warnings.catch_warnings(), _plain_torch(), torch.random.fork_rng(gpus):
         threads, filters = torch.get_num_threads(), [*flower.filters]
         try:
             yield
@@ -27,3 +30,19 @@ def undisturbed() -> Iterator[None]:
             torch.set_num_threads(threads)
             workspace.cache_clear()  # the next one sets the number of threads again
             flower.filters[:] = filters
+
+
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Have torch's modes as when it was imported; restore them, and the kernels."""
+    dtype, at = torch.get_default_dtype(), torch.get_default_device()
+    with same_kernels(), ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if at.type != "cpu":  # as a context, it takes time in each call of torch
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -276,6 +277,48 @@ def test_the_process_is_as_before_also_after_errors(run, monkeypatch, capfd):
     assert after == before
     assert capfd.readouterr() == ("", "")  # nor is anything printed without progress
     assert (second.path / "clients.csv").read_bytes() == (first.path / "clients.csv").read_bytes()
+
+
+@contextmanager
+def default(kind, value):
+    """Have another default of torch's in this context."""
+    before = getattr(torch, f"get_default_{kind}")()
+    getattr(torch, f"set_default_{kind}")(value)
+    try:
+        yield
+    finally:
+        getattr(torch, f"set_default_{kind}")(before if kind == "dtype" else None)
+
+
+MODES = {
+    "float64": lambda: default("dtype", torch.float64),
+    "meta": lambda: default("device", "meta"),
+    "with meta": lambda: torch.device("meta"),
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_notebook_has_set_does_not_reach_into_a_run(run, mode):
+    def modes():
+        tensor = torch.zeros(1) @ torch.zeros(1)
+        return tensor.dtype, tensor.device, torch.is_grad_enabled(), tensor.is_inference()
+
+    plain, before = run(num_rounds=1), modes()
+    sample = np.full((1, 8, 8), 7, np.uint8)
+    wanted = plain.predict(0, sample)
+    with MODES[mode]():
+        changed = modes()
+        assert changed != before
+        other = run(num_rounds=1)
+        answers = fedapps.load(other.path).predict(0, sample)
+        assert modes() == changed
+    assert modes() == before
+    assert answers.tolist() == wanted.tolist()
+    one, two = ((found.path / "model.safetensors").read_bytes() for found in (plain, other))
+    assert one == two
 
 
 def in_thread(run, **keys):
