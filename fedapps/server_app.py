@@ -5,7 +5,6 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 # isort: split
 
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps import data
-from fedapps.core import config, log, prometheus, registry, signing
+from fedapps.core import cgroups, config, log, prometheus, registry, signing
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import log as flower_log
@@ -74,7 +73,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning("%s", note)
     for note in config.overridden(context.run_config):
         log.info("note: %s", note)
-    if settings.threads > (cores := os.cpu_count() or 1):
+    if settings.threads > (cores := cgroups.cores()):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
     for note in data.notes(space.dataset, settings.split, settings.partitioner, settings.task):

@@ -337,6 +337,16 @@ def test_keys_of_other_methods_are_warned_of(serial_run, tiny_npz, capsys):
     assert [line for line in lines if line.startswith("warning")] == [warning]
 
 
+def test_more_threads_than_the_cores_it_may_use_are_warned_of(
+    serial_run, tiny_npz, capsys, monkeypatch
+):
+    """As in a container or a batch job, which may use fewer than the machine has."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    serial_run(tiny_npz, 'threads=2 num-rounds=1 model="mlp"')
+    assert "warning: threads = 2 on 1 cores is slow" in capsys.readouterr().out.splitlines()
+
+
 def test_packages_of_two_places_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(strategies, "__path__", [str(tmp_path / "strategies")])
     with pytest.raises(RunError) as caught:
