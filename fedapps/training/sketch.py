@@ -9,6 +9,8 @@ from fedapps.core import log
 
 TOLERANCE = 1e-5  # of the norm of all values; last digits make 1e-7
 SUMS = 8  # so a byte has a sign for each
+SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1  # [256, SUMS]
+PART = 2**18  # values at once, which saves memory
 
 
 def sketch(arrays: Mapping[str, np.ndarray]) -> str:
@@ -17,15 +19,16 @@ def sketch(arrays: Mapping[str, np.ndarray]) -> str:
     The signs come from the arrays' names, so they are the same everywhere. Errors of single values
     cancel out in such a sum, but a changed value, array or order does not.
     """
-    squares, sums = 0.0, np.zeros(SUMS)
+    squares, by_byte = 0.0, np.zeros(256)
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite resembles nothing
         for key, array in arrays.items():
             flat = array.reshape(-1)
             bits = np.frombuffer(hashlib.shake_256(key.encode()).digest(flat.size), np.uint8)
-            total = flat.sum(dtype=np.float64)
-            for k in range(SUMS):
-                sums[k] += 2 * flat[(bits >> k & 1).view(bool)].sum(dtype=np.float64) - total
-            squares += float(np.square(flat, dtype=np.float64).sum())
+            for start in range(0, flat.size, PART):
+                values = flat[start : start + PART].astype(np.float64)
+                by_byte += np.bincount(bits[start : start + PART], values, 256)
+                squares += float(np.square(values).sum())
+        sums = by_byte @ SIGNS
     return " ".join(f"{value:.9g}" for value in (squares**0.5, *sums))
 
 
