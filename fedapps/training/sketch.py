@@ -28,7 +28,7 @@ def sketch(arrays: Mapping[str, np.ndarray]) -> str:
                 values = flat[start : start + PART].astype(np.float64)
                 by_byte += np.bincount(bits[start : start + PART], values, 256)
                 squares += float(np.square(values).sum())
-        sums = by_byte @ SIGNS
+        sums = (by_byte[:, None] * SIGNS).sum(axis=0)
     return " ".join(f"{value:.9g}" for value in (squares**0.5, *sums))
 
 
