@@ -14,20 +14,21 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec
 from fedapps.models.own import random_samples
 
-# Generators that anybody can draw from: what returns the state of each, and what sets it.
+# Generators that anybody can draw from, and what returns the state of each.
 TORCH = "torch"
-GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    TORCH: (torch.get_rng_state, torch.set_rng_state),
-    "random": (random.getstate, random.setstate),
-    "numpy.random": (np.random.get_state, np.random.set_state),
+GENERATORS: dict[str, Callable[[], Any]] = {
+    TORCH: torch.get_rng_state,
+    "random": random.getstate,
+    "numpy.random": np.random.get_state,
 }
+PASSES = 3  # one that moves only once can have moved for another thread, such as Ray's
 
 
 def check_training(name: str, model: nn.Module, inputs: Spec) -> None:
     """Raise `RunError` if training depends on more than weights, samples and torch's generator.
 
-    Clients would share what no state has. Two passes of the same model from the same seed must be
-    the same, and leave the same. One that fails is nothing to refuse: the run's own samples can be
+    Clients would share what no state has. Passes of the same model from the same seed must be the
+    same, and leave the same. One that fails is nothing to refuse: the run's own samples can be
     others.
     """
     if problem := _hidden_state(copy.deepcopy(model).cpu(), inputs):
@@ -38,14 +39,17 @@ def _hidden_state(model: nn.Module, inputs: Spec) -> str:
     state, found = model.state_dict(), list[dict[str, object]]()
     before = {key: value.clone() for key, value in state.items()}
     allowed = "only weights, samples and torch's random numbers may decide"
-    for _ in range(2):
+    others = GENERATORS.keys() - {TORCH}
+    for _ in range(PASSES):
         outputs, drawn = _trained(model, inputs)
-        if other := [name for name in drawn if name != TORCH]:
-            return f"draws from {other[0]}: {allowed}"
+        others &= drawn
         found.append({"": outputs, **_values(model)})
         for key, value in state.items():
             value.copy_(before[key])
-    differ = [key for key, value in found[0].items() if not _same(value, found[1].get(key))]
+    if others:
+        return f"draws from {min(others)}: {allowed}"
+    one, *more = found
+    differ = [key for key, value in one.items() if not all(_same(value, m.get(key)) for m in more)]
     if differ == [""]:
         return f"gives other outputs the second time: {allowed}"
     if differ := [key for key in differ if key]:
@@ -54,31 +58,26 @@ def _hidden_state(model: nn.Module, inputs: Spec) -> str:
 
 
 def draws(model: nn.Module, inputs: Spec) -> bool:
-    """Tell whether a training pass draws random numbers."""
-    return bool(_trained(copy.deepcopy(model).cpu(), inputs)[1])
+    """Tell whether a training pass draws random numbers of torch."""
+    return TORCH in _trained(copy.deepcopy(model).cpu(), inputs)[1]
 
 
-def _trained(model: nn.Module, inputs: Spec) -> tuple[object, list[str]]:
-    """Run two samples in training mode from a seed; return outputs, and which generators drew.
+def _trained(model: nn.Module, inputs: Spec) -> tuple[object, set[str]]:
+    """Run two samples in training mode from a seed; return outputs, and which generators moved.
 
-    All generators are then as they were.
+    Torch's is then as it was. The others must not be set back: they have also given numbers to
+    other threads, which would get them twice.
     """
     x = random_samples(inputs, 2, torch.Generator().manual_seed(0))
-    kept, found = _generators(), None
+    kept, found = torch.get_rng_state(), None
     torch.default_generator.manual_seed(0)
-    before = _generators()
+    before = {name: state() for name, state in GENERATORS.items()}
     try:
         with torch.no_grad(), suppress(Exception):  # the author's code can raise anything
             found = model.train()(x)
-        after = _generators()
-        return found, [name for name in before if not _equal(before[name], after[name])]
+        return found, {name for name in before if not _equal(before[name], GENERATORS[name]())}
     finally:
-        for name, state in kept.items():
-            GENERATORS[name][1](state)
-
-
-def _generators() -> dict[str, Any]:
-    return {name: state() for name, (state, _) in GENERATORS.items()}
+        torch.set_rng_state(kept)
 
 
 def _equal(one: Any, other: Any) -> bool:
