@@ -27,6 +27,7 @@ from fedapps.core.words import did_you_mean
 
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
 NAME_MAX = 255  # bytes of a name, on most file systems
+LAST = "last"  # value of the key split: a client's last samples are its test
 NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
 UNSET = ""  # value of a key whose default is in [tool.fedapps.defaults]
 ALL_KEYS = "`fedapps keys` lists all keys"

@@ -65,11 +65,14 @@ class DataSettings(MethodSettings, frozen=True):
         doc("keep: a device starts from its personal layers of earlier runs; reset: it drops them"),
     ]
     split: Annotated[
-        Literal["merged", "official"],
-        doc("merged: partition training and test set together; official: each separately"),
+        Literal["merged", "official", "last"],
+        doc(
+            "merged: partition training and test set together; official: each separately; "
+            "last: like merged, but a client's test samples are its last ones of each class"
+        ),
     ]
     test_fraction: Annotated[
-        OpenFraction, doc("share of a client's samples that become its test samples (merged)")
+        OpenFraction, doc("share of a client's samples that become its test samples (merged, last)")
     ]
     validation_fraction: Annotated[
         BelowOne,

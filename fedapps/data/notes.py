@@ -36,10 +36,10 @@ def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:
             f' partitioner = "{partitioner}"; "natural" makes each of'
             f" {len(np.unique(dataset.groups))} a client"
         )
-    elif split == "merged" and dataset.num_train < len(dataset.groups):
+    elif split != "official" and dataset.num_train < len(dataset.groups):
         yield (
-            f'{dataset.name}: has a test part, which split = "merged" mixes with the training part;'
-            ' "official" keeps them apart'
+            f'{dataset.name}: has a test part, which split = "{split}" mixes with the training'
+            ' part; "official" keeps them apart'
         )
 
 

@@ -1,7 +1,8 @@
 """Which client has which samples: a pure function of labels and settings, in every process.
 
 First a partitioner decides which client owns which samples of a pool (`fedapps.data.partitioners`).
-Then each client's samples are split here into training, test and validation samples.
+Then each client's samples are split here into training, test and validation samples: by a draw,
+or with `split="last"` by their order.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapps.core.config import LAST
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
@@ -31,11 +33,18 @@ class Shares(Sequence[Share]):
     """The shares of all clients, each of which is split when it is asked for.
 
     `samples` are the client's samples, or its training samples if it has `tests` of its own.
+    Raises `RunError` if a client has too few.
     """
 
-    def __init__(self, settings: Settings, samples: Parts, tests: Parts | None = None) -> None:
-        self.settings, self.samples, self.tests = settings, samples, tests
-        if settings.validation_fraction:
+    def __init__(
+        self, settings: Settings, labels: np.ndarray, samples: Parts, tests: Parts | None = None
+    ) -> None:
+        self.settings, self.labels = settings, labels
+        self.samples, self.tests = samples, tests
+        if settings.split == LAST:
+            for client in range(len(samples)):
+                self[client]  # how many samples are enough, their classes decide
+        elif settings.validation_fraction:
             sizes = samples.sizes
             self._check_training(sizes if tests else sizes - held(sizes, settings.test_fraction))
 
@@ -44,8 +53,11 @@ class Shares(Sequence[Share]):
 
     def __getitem__(self, client: Any) -> Any:
         own = self.samples[client]
-        share = Share(own, self.tests[client]) if self.tests else _split(own, client, self.settings)
-        return _hold_out(share, client, self.settings)
+        if self.tests:
+            share = Share(own, self.tests[client])
+        else:
+            share = _split(own, self.labels, client, self.settings)
+        return _hold_out(share, self.labels, client, self.settings)
 
     def _check_training(self, sizes: np.ndarray) -> None:
         """Refuse clients with so few training samples that none could be held out."""
@@ -60,38 +72,40 @@ def shares(
     """Distribute a data set over `num-clients` clients; no sample is used twice.
 
     `labels` is int64 [N]; the first `num_train` samples are the official training set. With
-    `split="merged"`, all N samples are partitioned, and each client's samples are split by
-    `test-fraction`. With `split="official"`, the training set is partitioned, and the test set is
-    distributed in the same way, class by class. Then `validation-fraction` of each client's
+    `split="merged"` or "last", all N samples are partitioned, and each client's samples are split
+    by `test-fraction`. With `split="official"`, the training set is partitioned, and the test set
+    is distributed in the same way, class by class. Then `validation-fraction` of each client's
     training samples is held out. `owners`, int64 [N], are the clients of all samples if the data
     say them. Raises `RunError` if the data do not allow these settings.
     """
     clients = settings.num_clients
-    if settings.split == "merged":
+    if settings.split != "official":
         if owners is not None:
-            return Shares(settings, samples_by_client(owners, clients))
-        return Shares(settings, _partition(labels, settings))
+            return Shares(settings, labels, samples_by_client(owners, clients))
+        return Shares(settings, labels, _partition(labels, settings))
     if owners is None:
         train = _partition(labels[:num_train], settings)
         test = _follow(train, labels, num_train, settings)
     else:
         train, test = (samples_by_client(p, clients) for p in np.split(owners, [num_train]))
-    return Shares(settings, train, Parts(test.order + num_train, test.edges))
+    return Shares(settings, labels, train, Parts(test.order + num_train, test.edges))
 
 
-def own_share(size: int, num_train: int, client: int, settings: Settings) -> Share:
-    """Return the share of a client with its own data: all `size` samples, split as they are.
+def own_share(labels: np.ndarray, num_train: int, client: int, settings: Settings) -> Share:
+    """Return the share of a client with its own data: all samples, split as they are.
 
-    Data without test samples are split by `test-fraction`. `validation-fraction` of the training
-    samples is held out. Raises `RunError` if there are too few.
+    `labels` is int64 [N]; the first `num_train` samples are the training part. Data without a test
+    part are split by `test-fraction`. `validation-fraction` of the training samples is held out.
+    Raises `RunError` if there are too few.
     """
+    size = len(labels)
     if num_train < size:
         share = Share(np.arange(num_train), np.arange(num_train, size))
     elif size < 2:
         raise RunError(f"client {client} has {number(size, 'sample')}; it needs at least 2")
     else:
-        share = _split(np.arange(size), client, settings)
-    return _hold_out(share, client, settings)
+        share = _split(np.arange(size), labels, client, settings)
+    return _hold_out(share, labels, client, settings)
 
 
 def held(sizes: np.ndarray | int, fraction: float) -> np.ndarray:
@@ -126,29 +140,68 @@ def _partition(labels: np.ndarray, settings: Settings) -> Parts:
     return parts
 
 
-def _split(part: np.ndarray, client: int, settings: Settings) -> Share:
-    """Shuffle a client's samples and split them into training and test samples, both not empty."""
-    return Share(*_drawn(part, settings.test_fraction, "split", client, settings))
+def _split(part: np.ndarray, labels: np.ndarray, client: int, settings: Settings) -> Share:
+    """Split a client's samples into training and test samples, both not empty."""
+    train, test = _divided(part, labels, settings.test_fraction, "split", client, settings)
+    if not len(test):
+        raise RunError(
+            f'split = "{LAST}": client {client} has {number(len(part), "sample")}, too few for'
+            " training and test samples that share no rows; take more data, or a larger window-step"
+        )
+    return Share(train, test)
 
 
-def _hold_out(share: Share, client: int, settings: Settings) -> Share:
+def _hold_out(share: Share, labels: np.ndarray, client: int, settings: Settings) -> Share:
     """Move `validation-fraction` of the training samples to validation, none if it is 0."""
     if not settings.validation_fraction:
         return share
     if len(share.train) < 2:
         raise _nothing_to_hold(client, len(share.train), settings)
     fraction = settings.validation_fraction
-    train, validation = _drawn(share.train, fraction, "validation", client, settings)
-    return Share(train, share.test, validation)
+    train, held_out = _divided(share.train, labels, fraction, "validation", client, settings)
+    if not len(held_out):
+        raise _nothing_to_hold(client, len(share.train), settings)
+    return Share(train, share.test, held_out)
 
 
-def _drawn(
-    samples: np.ndarray, fraction: float, step: str, client: int, settings: Settings
+def _divided(
+    samples: np.ndarray,
+    labels: np.ndarray,
+    fraction: float,
+    step: str,
+    client: int,
+    settings: Settings,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a fraction of a client's samples; return those that stay, and the drawn ones."""
-    shuffled = partition_generator(settings.seed, step, client).permutation(samples)
-    size = int(held(len(samples), fraction))
-    return np.sort(shuffled[size:]), np.sort(shuffled[:size])
+    """Take a fraction of a client's samples; return those that stay, and the ones taken; sorted."""
+    if settings.split != LAST:
+        shuffled = partition_generator(settings.seed, step, client).permutation(samples)
+        size = int(held(len(samples), fraction))
+        return np.sort(shuffled[size:]), np.sort(shuffled[:size])
+    between = _overlapping(settings)
+    classes = labels[samples]
+    parts = [_ends(samples[classes == one], fraction, between) for one in np.unique(classes)]
+    if not any(len(end) for _, end in parts):  # as with one sample of each class
+        parts = [_ends(samples, fraction, between)]
+    stay, taken = zip(*parts, strict=True)
+    return np.sort(np.concatenate(stay)), np.sort(np.concatenate(taken))
+
+
+def _ends(samples: np.ndarray, fraction: float, between: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut samples in order: what comes first, and the last ones; none of these if too few are left.
+
+    The `between` samples before the last ones are left out, because they share rows with these.
+    """
+    size = int(held(len(samples), fraction)) if len(samples) > 1 else 0
+    start = len(samples) - size
+    if start - between < 1:
+        return samples, samples[:0]
+    return samples[: start - between], samples[start:]
+
+
+def _overlapping(settings: Settings) -> int:
+    """Return how many windows before a window share rows with it."""
+    step = settings.window_step or settings.window
+    return (settings.window - 1) // step if step else 0
 
 
 def _nothing_to_hold(client: int, size: int, settings: Settings) -> RunError:

@@ -81,7 +81,7 @@ def of_device(dataset: Dataset, settings: Settings, own: int) -> Population:
     def share(client: int) -> Share:
         if client != own:
             raise RunError(f"client {client}: this device is client {own}")
-        found = own_share(len(dataset.target_values), dataset.num_train, client, settings)
+        found = own_share(dataset.labels, dataset.num_train, client, settings)
         return few(found, client, dataset, settings) if own in held_out(settings) else found
 
     return Population((own,), share)

@@ -22,7 +22,7 @@ from fedapps import data
 from fedapps.core import log
 from fedapps.core.certificates import given_above
 from fedapps.core.changes import folder_name, owner
-from fedapps.core.config import DEVICE, defaults, tables_in_use
+from fedapps.core.config import DEVICE, LAST, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.settings import TABLES, Settings
@@ -143,10 +143,12 @@ class Device(NodeConfig):
                 store = replace(store, other_data=True)
         else:
             drawn = space.dataset.num_train == len(space.dataset.target_values)
+            drawn &= settings.split != LAST  # what was trained on stays in front of new samples
             if drawn and before and before.data not in ("", now.data):
                 log.warning(
                     "client %s: its data have changed since its last run, and samples that it is"
-                    " scored on now may have been trained on then; give it a test part of its own",
+                    " scored on now may have been trained on then; give it a test part of its own,"
+                    " or append new samples and set split=last",
                     self.client,
                 )
             self._begin(replace(store, owner=""), settings.client_state)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedapps.core.config import DEVICE, defaults
+from fedapps.core.config import DEVICE, LAST, defaults
 from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
@@ -23,7 +23,6 @@ OF_CHANNEL = (
     "step-timeout",
 )  # fmt: skip
 OF_FILES = ("target-column", "client-column", "columns", "missing", "window", "window-step")
-SHARING_OUT = ("split", "partitioner")
 
 
 def notes(strategy: BaseStrategy) -> list[str]:
@@ -134,7 +133,9 @@ def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:
 def _general(s: Settings) -> Iterator[tuple[str, str]]:
     """Yield general keys that have no effect because of other keys, and name these."""
     own = s.dataset == DEVICE
-    for key in SHARING_OUT if own else OF_DEVICES:
+    if own and s.split != LAST:
+        yield "split", f'with dataset = "{s.dataset}"'
+    for key in ("partitioner",) if own else OF_DEVICES:
         yield key, f'with dataset = "{s.dataset}"' if own else f'without dataset = "{DEVICE}"'
     read = () if own else PARTITIONERS[s.partitioner].keys
     why = f'with dataset = "{DEVICE}"' if own else f'with partitioner = "{s.partitioner}"'

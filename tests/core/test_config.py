@@ -21,7 +21,8 @@ INF = float("inf")
 NAN = float("nan")
 
 WORDS = {
-    "split": "merged, official", "partitioner": "dirichlet, shards, sizes, classes, iid, natural",
+    "split": "merged, official, last",
+    "partitioner": "dirichlet, shards, sizes, classes, iid, natural",
     "optimizer": "sgd, adam, adamw", "lr-schedule": "constant, step, cosine",
     "clip-mode": "batch, sample", "augment": "none, crop-flip", "bn-stats": "shared, local, batch",
     "finetune-part": "full, head, body", "evaluate-on": "test, validation",

@@ -111,6 +111,7 @@ def test_clients_that_are_probably_the_same_are_told(space):
 @pytest.mark.parametrize(("split", "partitioner", "said"), [
     ("merged", "iid", 'partitioner = "iid"; "natural" makes each of 4 a client'),
     ("merged", "natural", 'split = "merged" mixes with the training part'),
+    ("last", "natural", 'split = "last" mixes with the training part'),
     ("official", "natural", ""),
 ])  # fmt: skip
 def test_data_that_say_more_than_the_run_uses(split, partitioner, said, tmp_path):

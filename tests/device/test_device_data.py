@@ -257,3 +257,7 @@ def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one
     path.write_text("\n".join([head, *rows, *rows[:5]]), "utf-8")
     device_run(keys)
     assert "warning: client 0: its data have changed since its last run" in capsys.readouterr().out
+    path.write_text("\n".join([head, *rows, *rows[:9]]), "utf-8")
+    device_run(f'{keys} split="last"')  # no draw: what is new comes last
+    told = capsys.readouterr().out
+    assert "its data have changed" not in told and "split" not in told

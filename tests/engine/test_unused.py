@@ -166,6 +166,10 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
         ("batch", []), ("local", ['bn-stats = "local" has no effect with bn-local = true']),
     )),
     ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
+    *((f'dataset="device" input-shape="1,8,8" num-classes=10 split="{split}"', lines)
+      for split, lines in (
+        ("last", []), ("official", ['split = "official" has no effect with dataset = "device"']),
+      )),
     *(
         (f'strategy="{method}" attack="{attack}" attackers=0.25', [line] if named else [])
         for method, attack, named in (

@@ -49,7 +49,7 @@ def cut(
         told += [
             "windows overlap, so samples that are drawn for a test (split=merged, or without a test"
             " part) or for a validation part share rows with training samples; to score honestly,"
-            " set no window-step, or use split=official with train and test files"
+            " set split=last, which draws none, or no window-step"
         ]
     return samples, told
 

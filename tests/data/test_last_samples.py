@@ -1,0 +1,132 @@
+"""split=last: a client is tested on its last samples of each class, and nothing is drawn."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.data.partition import own_share, shares
+from fedapps.training.workspace import Workspace
+
+LABELS = st.lists(st.integers(0, 3), min_size=4, max_size=60).map(np.array)
+FRACTIONS = st.floats(0.01, 0.99)
+GAPS = st.sampled_from([(0, 0, 0), (8, 0, 0), (8, 4, 1), (8, 3, 2), (9, 1, 8)])
+
+
+LAST = config.read(config.parse(['split="last"']))
+
+
+def made(**changed):
+    return msgspec.structs.replace(LAST, **changed)
+
+
+def keys(fraction, window=0, step=0, validation=0.0):
+    parts = {"test_fraction": fraction, "validation_fraction": validation}
+    return made(**parts, window=window, window_step=step)
+
+
+def counted_out(labels, places, fraction, gap):
+    """The places that stay and those that are taken: one label after the other, in order."""
+    stay, taken = [], []
+    for label in sorted({labels[place] for place in places}):
+        of_label = [place for place in places if labels[place] == label]
+        size = min(max(1, math.floor(fraction * len(of_label) + 0.5)), len(of_label) - 1)
+        first = len(of_label) - size - gap
+        enough = size and first > 0
+        stay += of_label[:first] if enough else of_label
+        taken += of_label[-size:] if enough else []
+    return sorted(stay), sorted(taken)
+
+
+@given(LABELS, FRACTIONS, GAPS)
+@budget(max_examples=150, deadline=None)
+def test_the_last_samples_of_each_class_are_the_test(labels, fraction, windows):
+    window, step, gap = windows
+    stay, taken = counted_out(labels, range(len(labels)), fraction, gap)
+    try:
+        share = own_share(labels, len(labels), 0, keys(fraction, window, step))
+    except RunError:
+        assert not taken  # nor in one sequence of all classes
+        assert not counted_out(0 * labels, range(len(labels)), fraction, gap)[1]
+        return
+    if not taken:
+        stay, taken = counted_out(0 * labels, range(len(labels)), fraction, gap)
+    assert (share.train.tolist(), share.test.tolist()) == (stay, taken)
+
+
+@given(LABELS, st.sampled_from([(0, 0, 0), (8, 3, 2)]))
+@budget(max_examples=50, deadline=None)
+def test_validation_takes_the_last_of_what_is_left(labels, windows):
+    labels = np.concatenate([np.repeat(np.arange(4), 20), labels])  # enough of each class
+    window, step, gap = windows
+    share = own_share(labels, len(labels), 0, keys(0.25, window, step, validation=0.2))
+    left, tests = counted_out(labels, range(len(labels)), 0.25, gap)
+    stay, held_out = counted_out(labels, left, 0.2, gap)
+    assert share.test.tolist() == tests
+    assert (share.train.tolist(), share.validation.tolist()) == (stay, held_out)
+
+
+@given(LABELS, LABELS, st.floats(0.1, 0.5), GAPS)
+@budget(max_examples=100, deadline=None)
+def test_no_sample_that_was_trained_on_is_a_test_when_the_data_have_grown(old, new, part, windows):
+    old = np.concatenate([np.repeat(np.arange(4), 20), old])
+    chosen = keys(part, *windows[:2])
+    before, after = (own_share(x, len(x), 0, chosen) for x in (old, np.concatenate([old, new])))
+    assert not set(before.train) & set(after.test)
+
+
+def test_each_client_is_split_by_itself_whoever_shares_out():
+    labels = np.random.default_rng(0).integers(0, 3, 200)
+    for owners in (np.arange(200) % 4, None):
+        chosen = made(num_clients=4, partitioner="iid", seed=1)
+        everybody = shares(labels, 150, chosen, owners)
+        for share in everybody:
+            own = np.sort(np.concatenate([share.train, share.test]))
+            expected = counted_out(labels, own.tolist(), chosen.test_fraction, 0)
+            assert (share.train.tolist(), share.test.tolist()) == expected
+        together = np.concatenate([np.concatenate([s.train, s.test]) for s in everybody])
+        assert np.array_equal(np.sort(together), np.arange(200))
+
+
+@pytest.mark.parametrize("step", [0, 7, 3, 1])
+def test_no_row_is_in_two_parts_whatever_windows_overlap(tmp_path, flat_config, step):
+    """Each row of a recording has a number of its own; windows of drawn samples share them."""
+    for person in range(3):
+        for label in ("rest", "walk"):
+            folder = tmp_path / "data" / f"person{person}" / label
+            folder.mkdir(parents=True)
+            begin = 1000 * person + 500 * (label == "walk")
+            np.save(folder / "1.npy", np.arange(begin, begin + 120.0)[:, None])
+
+    def rows(split):
+        words = f'dataset="{tmp_path / "data"}" window=10 window-step={step} split="{split}"'
+        more = 'partitioner="natural" num-clients=0 validation-fraction=0.3 model="gru"'
+        space = Workspace(config.read(flat_config(words, more)))
+        for client in range(3):
+            share = space.population.share(client)
+            parts = (share.train, share.validation, share.test)
+            yield [{*np.unique(space.dataset.rows.read(part)).tolist()} for part in parts]
+
+    for train, validation, test in rows("last"):
+        assert train and validation and test
+        assert not (train & validation or train & test or validation & test)
+        assert max(row for row in train if row % 1000 < 500) < min(test)
+    if step:
+        assert any(train & test for train, _, test in rows("merged"))
+
+
+def test_too_few_samples_end_a_run_before_it_begins():
+    labels = np.repeat([0, 1], [12, 6])
+    text = r'split = "last": client 1 has 6 samples, too few for training and test samples that'
+    with pytest.raises(RunError, match=text):
+        shares(labels, 18, made(window=9, window_step=1, num_clients=2), labels)
+    with pytest.raises(
+        RunError, match=r"validation-fraction = 0.5: client 0 has 1 training sample"
+    ):
+        shares(labels[:4], 4, made(validation_fraction=0.5, num_clients=2), np.arange(4) // 2)
