@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_HTML = """\
-<b>{{ title }}</b>, {{ state.word }} {{ state.text }}<br>{{ subtitle }}
-<table>{% for tile in tiles %}
-<tr><th>{{ tile.label }}</th><td>{{ tile.value }}</td><td>{{ tile.note }}</td></tr>{% endfor %}
-</table><code>{{ folder }}</code>"""
 
 
 def _plainly(function: Callable[P, T]) -> Callable[P, T]:
@@ -135,11 +130,7 @@ class Run:
         from fedapps.device import run_models
         from fedapps.training.undisturbed import undisturbed
 
-        if isinstance(client, str):
-            client = directory.client_of(self.path, client)
-        elif client is not None and not hasattr(client, "__index__"):
-            raise RunError(f"client {client!r}: must be a number or a name in names.csv")
-        number = None if client is None else operator.index(client)
+        number = None if client is None else self._number(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
             if number is None and (warning := run_models.untrained(self._opened)):
@@ -164,6 +155,17 @@ class Run:
         return found
 
     @_plainly
+    def samples(self, client: int | str, subset: str = "test") -> "tuple[np.ndarray, np.ndarray]":
+        """Return a client's own samples x [n, ...] and their targets: for metrics of one's own.
+
+        `subset` is train, test or validation. Texts of a table are numbers already.
+
+            x, y = run.samples(0)
+            sklearn.metrics.roc_auc_score(y, run.predict_proba(0, x)[:, 1])
+        """
+        return self._opened.samples(self._number(client), subset)
+
+    @_plainly
     def report(self) -> Path:
         """Write report.html again; return its path."""
         from fedapps.report import page
@@ -174,16 +176,9 @@ class Run:
         return f"fedapps.load({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        from fedapps.drawing import html
-        from fedapps.report.page import facts
-        from fedapps.report.page.reading import RunFiles
+        from fedapps.report import notebook
 
-        files = RunFiles.read(self.path)
-        made: str = html.environment().from_string(_HTML).render(
-            title=facts.title_of(files), subtitle=facts.subtitle_of(files), folder=self.path,
-            state=facts.state_of(files, None), tiles=facts.tiles_of(files),
-        )  # fmt: skip
-        return made
+        return notebook.shown(self.path)
 
     @_plainly
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
@@ -195,6 +190,14 @@ class Run:
             last, found = self._opened.round, Run(folder.parent)._table(name, **how)
             return found[found["round"] <= last].reset_index(drop=True)
         return frames.read(folder / name, **how)
+
+    def _number(self, client: int | str) -> int:
+        """Return the number of a client that is given by it, or by its name in names.csv."""
+        if isinstance(client, str):
+            return directory.client_of(self.path, client)
+        if not hasattr(client, "__index__"):
+            raise RunError(f"client {client!r}: must be a number or a name in names.csv")
+        return operator.index(client)
 
     @cached_property
     def _opened(self) -> "FinishedRun":

@@ -195,7 +195,7 @@ class Rows:
         with np.errstate(over="ignore"):  # the check below reports it more clearly
             out = out.astype(np.float32, copy=False)
         wrong = np.isinf(out) if self.gaps else ~np.isfinite(out)
-        broken = np.flatnonzero(wrong.reshape(len(out), -1).any(axis=1))
+        broken = np.flatnonzero(wrong.reshape(len(out), math.prod(out.shape[1:])).any(axis=1))
         if len(broken):
             array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
             cure = "" if self.gaps else f" (if it stands for a missing value, {CURE})"

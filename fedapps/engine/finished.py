@@ -156,6 +156,23 @@ class FinishedRun:
             raise RunError(f"--client {number}: must be 0 to {settings.num_clients - 1}")
         return self.evaluate(number)[0]
 
+    def samples(self, number: int, subset: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return a subset of a client's samples as they are in the data, and their targets.
+
+        Raises `RunError` for another subset than train, test or validation, and for what this
+        process has no samples of.
+        """
+        if subset not in SUBSETS:
+            raise RunError(f'subset = "{subset}": must be one of {", ".join(SUBSETS)}')
+        if self.space.settings.dataset == DEVICE:
+            raise RunError(
+                f"--client {number}: clients of this run are devices, which keep their data"
+            )
+        data, share = self.space.dataset, self.space.population.share(number)
+        assert data.rows is not None
+        indices = getattr(share, subset)
+        return data.rows.read(indices), data.target_values[indices]
+
     def evaluate(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
         """Personalize and score a client; return the client, its update and its plan.
 

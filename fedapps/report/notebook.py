@@ -1,14 +1,24 @@
-"""Shows the log of a run in a notebook: one line that changes, and every warning."""
+"""Shows a run in a notebook: its log as one line that changes, with every warning; its figures."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedapps.core import log
 from fedapps.core.errors import without_lines
+from fedapps.drawing import html
+from fedapps.report.page import facts
+from fedapps.report.page.reading import RunFiles
+
+FIGURES = """\
+<b>{{ title }}</b>, {{ state.word }} {{ state.text }}<br>{{ subtitle }}
+<table>{% for tile in tiles %}
+<tr><th>{{ tile.label }}</th><td>{{ tile.value }}</td><td>{{ tile.note }}</td></tr>{% endfor %}
+</table><code>{{ folder }}</code>"""
 
 
 class InPlace(logging.Handler):
@@ -44,3 +54,13 @@ def telling(progress: bool) -> Iterator[None]:
             shown = InPlace() if progress else logging.NullHandler()
             stack.enter_context(log.shown_by(shown))
         yield
+
+
+def shown(folder: Path) -> str:
+    """Return the most important figures of a run directory as HTML."""
+    files = RunFiles.read(folder)
+    made: str = html.environment().from_string(FIGURES).render(
+        title=facts.title_of(files), subtitle=facts.subtitle_of(files), folder=folder,
+        state=facts.state_of(files, None), tiles=facts.tiles_of(files),
+    )  # fmt: skip
+    return made

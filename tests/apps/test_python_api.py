@@ -25,7 +25,7 @@ from clients.fedper import FedPerClient
 from fedapps import serial
 from fedapps.core import log
 from fedapps.report.report import Report
-from tests.support import ROOT
+from tests.support import ROOT, kinds
 
 SAME = ("clients.csv", "classes.csv", "events.csv", "samples.csv", "model.safetensors")
 KEYS = {
@@ -125,6 +125,51 @@ def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp
         np.testing.assert_allclose(found.predict_proba(1, samples), wanted, atol=1e-6)
     with pytest.raises(fedapps.RunError, match=r'^x: line 2: column sex holds "d"; must be f|m'):
         found.predict(1, pd.DataFrame({"age": [1.0], "sex": ["d"]}))
+
+
+SCORES = {  # a metric of each kind of data, in NumPy
+    kind: ("accuracy", lambda y, found: np.mean(y == found))
+    for kind in ("images", "tokens", "multilabel")
+} | {"regression": ("mae", lambda y, found: np.mean(np.abs(y.astype(float) - found)))}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_a_clients_samples_give_the_scores_of_the_run_again(run, here, kind):
+    """So any metric can be computed. Together, the clients have all that is in the data."""
+    name, score = SCORES[kind]
+    own = (
+        {"dataset": kinds.write(here, kind), "model": kinds.MODELS[kind]}
+        if kind != "images"
+        else {}
+    )
+    more = {"partitioner": "iid", "validation_fraction": 0.25, "finetune_epochs": 1}
+    found = run(strategy="fedper", **own, **more)
+    last = found.clients[found.clients["round"] == 2].set_index("client")
+    parts = []
+    for client in range(4):
+        x, y = found.samples(client)
+        value = score(y, found.predict(client, x))
+        assert value == pytest.approx(last[f"{name}_personalized"][client], rel=1e-5)
+        parts += [(x, y), *(found.samples(client, which) for which in ("train", "validation"))]
+    assert len(parts[1][1]) > len(parts[0][1]) >= len(parts[2][1]) > 0
+    with np.load(own.get("dataset", here / "mine.npz")) as data:
+        for place, what in enumerate(("images", "labels") if not own else ("inputs", "targets")):
+            whole = np.concatenate([data[f"train_{what}"], data[f"test_{what}"]])
+            got = np.concatenate([part[place] for part in parts])
+            assert sorted(got.astype("f4").tolist()) == sorted(whole.astype("f4").tolist())
+
+
+def test_a_client_without_samples_of_a_subset_has_none(run, here):
+    found = run()
+    x, y = found.samples(1, "validation")
+    assert len(x) == len(y) == 0
+    for client, subset, text in (
+        (4, "test", "client 4: the clients are 0..3"),
+        (1, "tests", 'subset = "tests": must be one of train, test, validation'),
+        ("anna", "test", "anna"),
+    ):
+        with pytest.raises(fedapps.RunError, match=text):
+            found.samples(client, subset)
 
 
 def test_its_table_in_a_notebook_is_escaped(run, here, make_npz):
