@@ -23,8 +23,9 @@ from fedapps.core.errors import DIVERGED, RunError, told_to_server
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
-from fedapps.device import spending
+from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
+from fedapps.device.readiness import DeclinedError
 from fedapps.engine.failed_clients import DivergedError, cause_of, diverged, record
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
@@ -159,12 +160,16 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
             space.resident.check(info.fingerprint, info.sketch)
+            readiness.check(device.ready if device else "")
             store = _store(space, device, info, request.client)
             if device and hook is _fit:
                 spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             return update
+        except DeclinedError as error:
+            log.info("client %s: %s", request.client, error)
+            return Failure(request.client, str(error))
         except Exception as error:  # any error fails only this client
             where = f"round {request.plan.round}, client {request.client}, {kind}"
             return Failure(request.client, _recorded(error, where, context, info.run_dir))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord
 
+DECLINED = "declined"  # one begins so if a device does not want to work now
 DIVERGED = "training diverged"  # a failure's cause begins so if numbers are no longer finite
 
 

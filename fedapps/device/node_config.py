@@ -10,9 +10,10 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.paths import absolute
 from fedapps.core.words import did_you_mean
+from fedapps.device import readiness
 
 KEYS = ("client-id", "data", "state-dir")
-OPTIONAL = ("model-key", "dp-budget", "dp-delta")
+OPTIONAL = ("model-key", "dp-budget", "dp-delta", "ready")
 DELTA = 1e-5
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 MOST = 2**63 - 1  # the largest number that a message can hold
@@ -25,7 +26,8 @@ class NodeConfig:
 
     With a `model_key`, it starts only from initial models that are signed with this key. With a
     `budget`, it sends no update that would make its epsilon of all runs larger; None: any. A run
-    can make `delta` smaller, but not larger: that would stretch the budget.
+    can make `delta` smaller, but not larger: that would stretch the budget. It works only while the
+    command `ready` ends with status 0; "": always.
     """
 
     client: int
@@ -34,6 +36,7 @@ class NodeConfig:
     model_key: Path | None = None
     budget: float | None = None
     delta: float = DELTA
+    ready: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, bool | int | float | str]) -> Self | None:
@@ -54,20 +57,27 @@ class NodeConfig:
         if isinstance(delta, bool | str) or not 0 < delta < 1:
             raise RunError(f'node-config: dp-delta = "{delta}": must be a number between 0 and 1')
 
+        ready = given.get("ready", "")
+        if not isinstance(ready, str):
+            raise RunError(f'node-config: ready = "{ready}": must be a command, a text')
+
         def path(key: str) -> Path:
             return absolute(str(given[key]), f"node-config: {key}")
 
         model_key = path("model-key") if "model-key" in given else None
         most = None if budget is None else float(budget)
-        return cls(client, path("data"), path("state-dir"), model_key, most, float(delta))
+        data, state = path("data"), path("state-dir")
+        return cls(client, data, state, model_key, most, float(delta), ready)
 
     def check(self) -> None:
-        """Raise `RunError` if a path can serve no run; warn of a private key.
+        """Raise `RunError` if a path or command can serve no run; warn of a private key.
 
         What is in the data is checked when a run says what they must have.
         """
         _usable("data", self.data, os.R_OK)
         _usable("state-dir", self.state_dir, os.W_OK | os.X_OK)
+        if self.ready:
+            readiness.words(self.ready)
         if self.model_key is not None:
             from fedapps.core import signing  # a serial run's help need not wait for it
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedapps.core import log
+from fedapps.core.errors import DECLINED
 from fedapps.core.words import some
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.recovery import Recovery
@@ -67,18 +68,29 @@ class Receiving:
     def handle_failures(
         self, round_: int, kind: str, exchange: Exchange, totals: RoundTotals, fleet: Fleet
     ) -> None:
-        """Log and record failures; raises `RunError` if there are too many."""
+        """Log and record failures, and who declined; raises `RunError` if there are too many.
+
+        A device that declines is as one that is away: it has not failed, but a run in which all
+        decline can end.
+        """
         failures = sorted(exchange.failures, key=lambda failure: failure.client)
         failing = "failed" if kind == "train" else "failed in the evaluation"
+        failed = set[int]()
         for failure in failures:
-            called = self.report.columns.called(failure.client)
-            log.info("round %s: client %s %s: %s", round_, called, failing, failure.cause)
-            self.report.event(round_, failure.client, "failure", failure.cause)
-        failed = {failure.client for failure in failures}
+            client, cause = failure.client, failure.cause
+            called = self.report.columns.called(client)
+            if cause.startswith(DECLINED):
+                log.info("round %s: client %s %s", round_, called, cause)
+                self.report.event(round_, client, DECLINED, cause.removeprefix(f"{DECLINED}: "))
+                continue
+            failed.add(client)
+            log.info("round %s: client %s %s: %s", round_, called, failing, cause)
+            self.report.event(round_, client, "failure", cause)
         totals.failed |= failed
         self.nodes.recheck(failed, fleet)
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
-        asked, devices = len({*exchange.requests} | failed), bool(fleet.bound)
+        asked = len({*exchange.requests} | {failure.client for failure in failures})
+        devices = bool(fleet.bound)
         counts, so_far = self.recovery.failures, len(totals.failed)
         counts.apply(self.strategy.settings, round_, kind, failures, asked, so_far, devices)

@@ -27,7 +27,7 @@ def _argv(monkeypatch):
     ("model-kye", "unknown key model-kye, did you mean model-key?"),
     ("dp_budget", "unknown key dp_budget, did you mean dp-budget?"),
     ("ward", "unknown key ward: must be one of client-id, data, state-dir, model-key, dp-budget, "
-     "dp-delta"),
+     "dp-delta, ready"),
 ])  # fmt: skip
 def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     """With a misspelt `model-key` it would take part in a run that this key refuses."""
@@ -45,6 +45,7 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     ("dp-delta", 1, 'dp-delta = "1": must be a number between 0 and 1'),
     ("dp-budget", "8,5",
      'dp-budget = "8,5": must be a number above 0; for no budget, leave it out'),
+    ("ready", 1, 'ready = "1": must be a command, a text'),
     ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),
 ])  # fmt: skip
 def test_a_wrong_value_is_named_before_the_supernode_starts(key, value, told, capsys):
@@ -84,6 +85,16 @@ def test_files_that_cannot_serve_are_named_before_it_starts(
     path = f"{tmp_path}/{name}"
     assert started(device | {key: path}) == 1
     assert capsys.readouterr().err == f"error: {told.format(path)}\n"
+
+
+@pytest.mark.parametrize(("command", "told"), [
+    ("/no/such/file --quiet", "must be a command that can be run, such as /usr/local/bin/idle"),
+    (" ", "must be a command that can be run, such as /usr/local/bin/idle"),
+    ("sh -c 'exit", "No closing quotation"),
+])  # fmt: skip
+def test_a_command_that_cannot_be_run_is_named_before_it_starts(command, told, device, capsys):
+    assert started(device | {"ready": command}) == 1
+    assert capsys.readouterr().err == f'error: node-config: ready = "{command}": {told}\n'
 
 
 @pytest.mark.parametrize(("key", "told"), [

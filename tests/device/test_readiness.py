@@ -1,0 +1,65 @@
+"""The command `ready` of a node-config: a device works only while it ends with status 0."""
+
+import csv
+
+import pytest
+
+from fedapps.core.errors import RunError
+from fedapps.device import readiness
+from fedapps.device.readiness import DeclinedError
+
+
+def events(folder):
+    with (folder / "events.csv").open() as file:
+        return [(row["client"], row["kind"], row["detail"]) for row in csv.DictReader(file)]
+
+
+def column(folder, name):
+    with (folder / "rounds.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file)]
+
+
+def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
+    nodes, device_run, tmp_path, capsys
+):
+    """Nor does it end a run that no failure may pass; a minute later it takes part."""
+    nodes[1]["ready"] = f"test -e '{tmp_path}/on mains'"
+    nodes[2]["ready"] = "true"
+    folder = device_run("num-rounds=2 max-failures=0")
+    no = ("1", "declined", "its ready command ends with status 1")
+    assert [event for event in events(folder) if event[1] != "joined"] == [no] * 4  # also scored
+    assert column(folder, "failures") == [0, 0]
+    assert column(folder, "evaluated") == [len(nodes) - 1] * 2
+    told = capsys.readouterr().out
+    assert "round 1: client 1 declined: its ready command ends with status 1\n" in told
+    assert not (tmp_path / "state-1" / "log.txt").exists()  # no traceback
+    (tmp_path / "on mains").touch()
+    folder = device_run("num-rounds=2")
+    assert not {kind for _, kind, _ in events(folder)} & {"declined", "failure"}
+    assert column(folder, "evaluated") == [len(nodes)] * 2
+
+
+def test_a_run_in_which_all_decline_ends(nodes, device_run):
+    """As if all were away; the next one may find them ready."""
+    for node in nodes:
+        node["ready"] = "false"
+    with pytest.raises(
+        RunError, match=r"clients failed \(all failed\); client 0: declined: its re"
+    ):
+        device_run("num-rounds=9")
+
+
+@pytest.mark.parametrize(("command", "reason"), [
+    ("sh -c 'exit 3'", "ends with status 3"),
+    ("sleep 60", "takes more than 0.1 s"),
+    ("/gone/since/the/start", "cannot be run"),
+])  # fmt: skip
+def test_every_other_end_says_no(command, reason, monkeypatch):
+    monkeypatch.setattr(readiness, "SECONDS", 0.1)
+    with pytest.raises(DeclinedError, match=f"^declined: its ready command {reason}$"):
+        readiness.check(command)
+
+
+def test_the_command_gets_its_words_as_from_a_shell(tmp_path):
+    readiness.check(f'touch "{tmp_path}/two words" {tmp_path}/one')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two words"]
