@@ -34,7 +34,7 @@ NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends w
 # Keys that say what the data are like; the data's name tells most of it, so names have them last.
 DESCRIBING = frozenset({
     "class-names", "client-column", "columns", "input-shape", "missing", "num-classes", "split",
-    "target-column", "task", "test-fraction", "window", "window-step",
+    "target-column", "task", "test-fraction", "text-length", "window", "window-step",
 })  # fmt: skip
 LONGEST = 100  # bytes of a name before its seed: about the limit
 DATA_NAME = 60  # bytes of the name of data or a model in that of a folder

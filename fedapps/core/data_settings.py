@@ -51,6 +51,10 @@ class DataSettings(MethodSettings, frozen=True):
     window_step: Annotated[
         NonNegative, doc("rows from the start of a window to the next; 0: the same as window")
     ]
+    text_length: Annotated[
+        NonNegative,
+        doc("bytes of each text that are tokens, if the input is a column of texts; 0: it is none"),
+    ]
     input_shape: Annotated[
         str, doc("shape of the samples on devices: channels,height,width; steps,features; features")
     ]

@@ -100,9 +100,12 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
     named = f"the array {word} or test_{word}"
     if kind_of(path) in TABLES and columns:
         with needed(str(path)):
-            from fedapps.data.forms import tables  # loads pandas
+            from fedapps.data.forms import tables, texts  # load pandas
 
-        values = tables.unlabelled(path, columns, inputs.shape, gaps)
+        if inputs.is_whole:
+            values = texts.unlabelled(path, columns, inputs.shape[0])
+        else:
+            values = tables.unlabelled(path, columns, inputs.shape, gaps)
         arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)

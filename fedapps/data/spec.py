@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 FLOAT, WHOLE = "float32", "int64"
+BYTES = 256  # tokens of texts that are read as UTF-8
 LEAST_STD = 1e-6  # of the mean; a feature with less is constant, and only shifted
 
 # All samples, in arrays [n, ..., features]; each call reads them anew.

@@ -22,7 +22,15 @@ OF_CHANNEL = (
     "channel-address", "channel-nodes", "channel-reach", "channel-tls", "join-timeout",
     "step-timeout",
 )  # fmt: skip
-OF_FILES = ("target-column", "client-column", "columns", "missing", "window", "window-step")
+OF_FILES = (
+    "target-column",
+    "client-column",
+    "columns",
+    "missing",
+    "window",
+    "window-step",
+    "text-length",
+)
 
 
 def notes(strategy: BaseStrategy) -> list[str]:
@@ -93,7 +101,7 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
     keys = ["columns", "client-column", "target-column"]
     if path.is_dir():
         keys = ["columns"] if is_saved(path) else keys[:2]
-    yield from ((key, "on data that are no table") for key in keys)
+    yield from ((key, "on data that are no table") for key in (*keys, "text-length"))
     if data.inputs.image or data.inputs.is_whole:
         yield "missing", "on images and tokens"
     elif s.missing not in FILLS:

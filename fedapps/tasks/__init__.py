@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.core.words import some
-from fedapps.data.spec import Spec
+from fedapps.data.spec import BYTES, WHOLE, Spec
 from fedapps.tasks.classification import Classification
 from fedapps.tasks.metric import Counts, Metric
 from fedapps.tasks.multilabel import Multilabel
@@ -62,6 +62,10 @@ def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
     Raises `RunError` for a shape that cannot be.
     """
     task = TASKS.get(settings.task, CLASSIFICATION)
+    if settings.text_length:
+        inputs = Spec((settings.text_length,), WHOLE, BYTES)
+        next_token = settings.task == "tokens"
+        return inputs, inputs if next_token else task.declared((1,), settings.num_classes)[1]
     return task.declared(settings.shape, settings.num_classes)
 
 

@@ -52,7 +52,7 @@ COUNTS = {
     "finetune-epochs": 0, "threads": 1, "cache-limit": 0, "max-failures": -1, "min-available": 1,
     "clip-history": 1, "channel-nodes": 0, "num-classes": 1, "max-samples": 1,
     "checkpoint-every": 0, "patience": 0, "adapter-rank": 0, "few-shot": 0, "window": 0,
-    "window-step": 0, "buffer": 0, "metrics-port": 0,
+    "window-step": 0, "text-length": 0, "buffer": 0, "metrics-port": 0,
 }  # fmt: skip
 POSITIVE = [
     "alpha", "lr", "max-value", "round-timeout", "join-timeout", "step-timeout", "dp.clip-norm",

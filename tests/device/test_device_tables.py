@@ -199,3 +199,25 @@ def test_a_model_of_a_table_with_gaps_fills_them_wherever_it_is_used(tmp_path, s
         with torch.no_grad():
             (chances,) = model(torch.tensor([values])).softmax(1).numpy()
         np.testing.assert_allclose(predicted[row], chances, rtol=1e-5)
+
+
+def test_texts_on_devices_have_the_same_tokens(tmp_path, flat_config, no_plots, read_csv, capsys):
+    """Those of UTF-8, of which no device has all; each predicts texts with the model it keeps."""
+    nodes = []
+    for client, words in enumerate((("gut", "schlecht"), ("好", "坏"), ("good", "bad"))):
+        folder = tmp_path / str(client)
+        folder.mkdir()
+        table = pd.DataFrame({"text": [*words] * 20, "mood": ["up", "down"] * 20})
+        table.to_csv(folder / "own.csv", index=False)
+        paths = {"data": f"{folder}/own.csv", "state-dir": f"{folder}/state"}
+        nodes.append({"client-id": client, **paths})
+    keys = f"""dataset="device" num-clients={DEVICES} strategy="fedper" model="transformer-tiny"
+        num-rounds=3 fraction-train=1.0 batch-size=8 optimizer="adam" lr=0.003 columns="text"
+        text-length=8 target-column="mood" class-names="down,up" num-classes=2"""
+    folder = run_serial(flat_config(keys.replace("\n", " ")), node_configs=nodes)
+    scores = [float(row["accuracy_personalized"]) for row in read_csv(folder, "clients.csv")]
+    assert len(scores) == 3 * DEVICES and scores[-DEVICES:] == [1.0] * DEVICES
+    pd.DataFrame({"text": ["坏", "好"]}).to_csv(tmp_path / "asked.csv", index=False)
+    capsys.readouterr()
+    assert main(["predict", nodes[1]["state-dir"], "--input", str(tmp_path / "asked.csv")]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["down", "up"]

@@ -28,7 +28,7 @@ OTHER = {  # values that are not the defaults
     "fedfc.slowest-limit": 1, "fedamp.own-weight": 0.7, "server-part": "body",
     "dp.sampling": "fixed",
     "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
-    "missing": "mean", "window-step": 3, "channel-nodes": 3, "join-timeout": 5.0,
+    "missing": "mean", "window-step": 3, "text-length": 9, "channel-nodes": 3, "join-timeout": 5.0,
     "step-timeout": 5.0, "max-samples": 5,
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
@@ -199,6 +199,7 @@ NO_TABLE, OTHERS = "on data that are no table", 'with dataset = "digits"'
     ("digits", 'missing="drop" window=5 window-step=2',
      dict.fromkeys(("missing", "window", "window-step"), OTHERS)),
     ("t.npz", TABLE, dict.fromkeys(NAMES, NO_TABLE)),
+    ("t.npz", "text-length=9", {"text-length": NO_TABLE}),
     ("t.npz", 'missing="mean"', {}),
     ("t.npz", 'missing="drop"', {"missing": NO_TABLE}),
     ("t.npz", "window-step=2", {"window-step": "with window = 0"}),

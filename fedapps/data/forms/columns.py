@@ -24,6 +24,7 @@ _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
 _THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(,\d{3})+\s*")
 _CLIENTS = "if it tells the clients, name it in client-column"
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|-?\d+ days")
+_SENTENCES = "sentences? to learn from these, set text-length, and columns to this column alone"
 _DATES = "dates? turn them into numbers, such as days, or leave them out"
 
 
@@ -144,6 +145,8 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         cure = f"rename it, or {_CLIENTS}"
         if _COMMA.fullmatch(odd[0]):
             cure = f"{_cure(odd[0])}, otherwise {cure}"
+        if _are_sentences(texts):
+            cure = _SENTENCES
         text = shortened(odd[0], MOST_LETTERS)
         raise RunError(f'{where(row)}: column {name}: "{text}" has a comma, = or |; {cure}')
     return texts
@@ -155,9 +158,11 @@ def _many(texts: Sequence[str]) -> str:
         return _DATES
     if _COMMA.fullmatch(texts[0]):
         return _cure(texts[0])
-    if sum(text.count(" ") > 1 for text in texts) > len(texts) / 2:
-        return "sentences? texts to learn from must be tokens in an .npz (docs/data.md)"
-    return _CLIENTS
+    return _SENTENCES if _are_sentences(texts) else _CLIENTS
+
+
+def _are_sentences(texts: Sequence[str]) -> bool:
+    return sum(text.count(" ") > 1 for text in texts) > len(texts) / 2
 
 
 def _cure(text: str) -> str:

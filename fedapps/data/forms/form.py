@@ -31,7 +31,8 @@ class Form:
     `columns` are the features of a table: `age,sex=f|m` is a number, and a text with two values.
     With `numbers`, whole numbers among its targets are no labels; with `labels`, whole floats are,
     too. If all samples are those of `one_client`, `client_column` need not be there, and only says
-    where windows end.
+    where windows end. With `text_length`, the input is a column of texts, which `next_token` goes
+    on with: there is no other target.
     """
 
     target_column: str = ""
@@ -45,6 +46,8 @@ class Form:
     numbers: bool = False
     labels: bool = False
     one_client: bool = False
+    text_length: int = 0
+    next_token: bool = False
 
     @classmethod
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
@@ -53,7 +56,8 @@ class Form:
         return cls(
             composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
             s.window_step, tuple(names), numbers=s.task == "regression",
-            labels=s.task == "classification",
+            labels=s.task == "classification", text_length=s.text_length,
+            next_token=s.task == "tokens",
         )  # fmt: skip
 
     @property
@@ -89,13 +93,17 @@ class Found:
     names: tuple[str, ...] = ()
     columns: str = ""
     told: tuple[str, ...] = field(default=())
+    tokens: int = 0  # different ones that inputs can have, if not all are in the data
 
     def describe(self, data: Dataset, path: Path) -> Dataset:
         """Return the data set of these arrays with names of classes and columns.
 
         Raises `RunError` with `path` if the names cannot be those of the targets.
         """
-        names, targets, told = self.names, data.targets, self.told
+        names, inputs, targets, told = self.names, data.inputs, data.targets, self.told
+        if self.tokens:
+            inputs = replace(inputs, choices=self.tokens)
+            targets = inputs if targets.shape == inputs.shape else targets
         if names and targets.is_whole:
             are_labels = targets.shape and targets.choices <= 2  # truth values, and no tokens
             needed = targets.shape[-1] if are_labels else max(targets.choices, len(names))
@@ -106,7 +114,9 @@ class Found:
             targets = replace(targets, choices=len(names))
             numbered = [f"{number} = {name}" for number, name in enumerate(names)]
             told = (*told, f"the classes are {some(numbered)}", *alike("classes", names))
-        return replace(data, targets=targets, names=names, columns=self.columns, told=told)
+        return replace(
+            data, inputs=inputs, targets=targets, names=names, columns=self.columns, told=told
+        )
 
 
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:

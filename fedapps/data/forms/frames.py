@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.words import composed, some
+from fedapps.core.words import composed, did_you_mean, some
 from fedapps.data.forms.form import File, kind_of
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
@@ -56,8 +56,24 @@ class Rows:
         return np.array(values, dtype=object)[self.file]
 
     def take(self, keep: np.ndarray) -> "Rows":
-        """Return the rows that a mask keeps."""
-        return Rows(self.frame[keep], self.files, self.file[keep], self.place[keep])
+        """Return the rows that a mask keeps, or those with these numbers (int64)."""
+        rows = np.flatnonzero(keep) if keep.dtype.kind == "b" else keep
+        return Rows(self.frame.iloc[rows], self.files, self.file[rows], self.place[rows])
+
+    def demand(self, name: str, key: str) -> None:
+        """Refuse tables without a column that the run names, or in which one of its cells is empty.
+
+        `key` says who names it.
+        """
+        if name not in self.frame:
+            known = [*map(str, self.frame.columns)]
+            hint = f"{did_you_mean(name, known)}; there are {some(known)}"
+            raise RunError(f"{self.files[0].path}: no column {name} ({key}){hint}")
+        if (empty := self.frame[name].isna().to_numpy()).any():
+            cure = "fill it" if key == "client-column" else 'missing = "drop" leaves such rows out'
+            raise RunError(
+                f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
+            )
 
     @property
     def follows(self) -> np.ndarray:

@@ -7,14 +7,15 @@ import numpy as np
 import pandas as pd
 
 from fedapps.core.errors import MisfitError, RunError
-from fedapps.core.words import did_you_mean, number, some
+from fedapps.core.words import number, some
 from fedapps.data import precision
-from fedapps.data.forms import columns
+from fedapps.data.forms import columns, texts
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
-from fedapps.data.forms.frames import Kept, Rows, frames_of, holds_texts, stripped
+from fedapps.data.forms.frames import MISSING, Kept, Rows, frames_of, holds_texts, stripped
 from fedapps.data.forms.windows import cut, gone
-from fedapps.data.spec import CURE, FILLS
+from fedapps.data.spec import BYTES, CURE, FILLS
 
+_NO_NAMES: tuple[str, ...] = ()
 LAST = "the last one, as target-column is not set"
 
 
@@ -45,7 +46,8 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
 def _kept(form: Form, targets: Iterable[str]) -> Kept:
     """Return by column the texts that the run names, in its rule of the inputs or as classes."""
     rule = columns.parsed(form.columns) if form.columns else []
-    of_inputs = {column.name: column.texts for column in rule if column.texts}
+    whole = MISSING[1:] if form.text_length else ()  # "?" can be all that somebody wrote
+    of_inputs = {c.name: c.texts or whole for c in rule if c.texts or whole}
     return of_inputs | (dict.fromkeys(targets, form.names) if form.names else {})
 
 
@@ -60,18 +62,19 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     everybody = _groups(rows, form)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_in(rows.frame)]):
-        _demand(rows, name, "client-column")
+        rows.demand(name, "client-column")
     chosen = _inputs(rows, targets, form)
-    inputs, more = _features(rows, chosen, form)
-    told += more
-    inputs, rows, more = _complete(inputs, rows, chosen, form)
+    inputs, rows, more = (texts.read if form.text_length else _features)(rows, chosen, form)
     told += more
     groups = _groups(rows, form)
-    values, class_names = _targets(rows, targets, form)
+    if form.text_length and form.next_token:
+        inputs, values, class_names = inputs[:, :-1], inputs[:, 1:], _NO_NAMES
+    else:
+        values, class_names = _targets(rows, targets, form)
     if values.dtype.kind == "f":
         told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
-    if form.window or not targets:
+    if form.window or not (targets or form.text_length):
         samples, more = cut(rows.follows, files, values, groups, form)
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
@@ -86,12 +89,16 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     )
     if targets and not form.targets:
         told.append(f"the target is column {targets[0]}: {LAST}")
-    return Found(arrays, class_names, columns.written(chosen), tuple(told))
+    rule, tokens = columns.written(chosen), BYTES if form.text_length else 0
+    return Found(arrays, class_names, rule, tuple(told), tokens)
 
 
 def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> list[str]:
-    """Return the columns of the targets; none if each file has a label. Without names, the last."""
-    if any(file.label for file in files):
+    """Return the columns of the targets; none if each file has a label, or texts go on.
+
+    Without names, that is the last one.
+    """
+    if any(file.label for file in files) or (form.text_length and form.next_token):
         return []
     return form.targets_in(frame) or _others(frame, form)[-1:]
 
@@ -99,6 +106,9 @@ def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> l
 def _inputs(rows: Rows, targets: Sequence[str], form: Form) -> list[columns.Column]:
     """Return the columns of the inputs: those that the run names, or all others."""
     names = [name for name in _others(rows.frame, form) if name not in targets]
+    if form.text_length and not form.columns:
+        rule = f"name the column of texts in columns; there are {some(names)}"
+        raise RunError(f"{rows.files[0].path}: text-length = {form.text_length}: {rule}")
     chosen = (
         columns.parsed(form.columns)
         if form.columns
@@ -116,14 +126,16 @@ def _inputs(rows: Rows, targets: Sequence[str], form: Form) -> list[columns.Colu
 
 def _features(
     rows: Rows, chosen: Sequence[columns.Column], form: Form
-) -> tuple[np.ndarray, list[str]]:
-    """Return the features of these columns, float32 [N, F], and what to tell of them."""
+) -> tuple[np.ndarray, Rows, list[str]]:
+    """Return the features of these columns, float32 [N, F], their rows, and what to tell."""
     exact = columns.encoded(rows, chosen, form.missing != "refuse")
     named = _named([column.name for column in chosen for _ in column.texts or ("",)])
-    return exact.astype(np.float32), [
+    told = [
         *columns.notes(rows.frame, chosen, not form.columns),
         *precision.told(rows.files[0].path, named, exact, False),
     ]
+    inputs, rows, more = _complete(exact.astype(np.float32), rows, chosen, form)
+    return inputs, rows, [*told, *more]
 
 
 def _named(names: Sequence[str]) -> list[str]:
@@ -170,21 +182,8 @@ def _with_targets(rows: Rows, targets: Sequence[str], form: Form) -> tuple[Rows,
             rows = rows.take(there)
     unset = not form.targets and bool(targets)
     for name in targets:
-        _demand(rows, name, LAST if unset else "target-column")
+        rows.demand(name, LAST if unset else "target-column")
     return rows, told
-
-
-def _demand(rows: Rows, name: str, key: str) -> None:
-    """Refuse tables without a column that the run names, or in which one of its cells is empty."""
-    if name not in rows.frame:
-        known = [*map(str, rows.frame.columns)]
-        raise RunError(
-            f"{rows.files[0].path}: no column {name} ({key}){did_you_mean(name, known)}; there are"
-            f" {some(known)}"
-        )
-    if (empty := rows.frame[name].isna().to_numpy()).any():
-        cure = "fill it" if key == "client-column" else 'missing = "drop" leaves such rows out'
-        raise RunError(f"{rows.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}")
 
 
 def _complete(

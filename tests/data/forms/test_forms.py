@@ -619,7 +619,7 @@ def test_a_column_is_there_once(tmp_path):
     ("day,ill\n" + "".join(f"2024-{day // 28 + 1}-{day % 28},no\n" for day in range(101)),
      "column day holds 101 different texts; dates? turn them into numbers"),
     ("note,ill\n" + "".join(f"he coughs {day} times,no\n" for day in range(101)),
-     "column note holds 101 different texts; sentences? texts to learn from must be tokens"),
+     "column note holds 101 different texts; sentences? to learn from these, set text-length"),
     ("bmi,ill\n" + "".join(f'"26,{day + 100}",no\n' for day in range(101)),
      "column bmi holds 101 different texts; a decimal comma? write 26.100, or 26100 if it marks"),
 ])  # fmt: skip

@@ -1,0 +1,130 @@
+"""A column of texts: its bytes are the tokens, on every device the same ones."""
+
+import unicodedata
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedapps
+from fedapps.core import config
+from fedapps.core.errors import RunError
+from fedapps.data import load
+from fedapps.data.forms.form import Form
+from fedapps.data.spec import WHOLE, Spec
+from fedapps.tasks import specs_of_devices
+
+TEXTS = ["Hé, Anna!", "no", "?", "a = b | c", "日本", "", "NA", "007"]
+LABELS = ["good", "bad"] * 4
+FORM = Form("mood", "who", "text", text_length=6)
+
+
+def table(path, texts=TEXTS, **more):
+    columns = {"text": texts, "mood": LABELS[: len(texts)], "who": ["b", "b", "a", "a"] * 2}
+    frame = pd.DataFrame({key: values[: len(texts)] for key, values in columns.items()} | more)
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+def by_hand(text, length):
+    values = [*text.encode()][:length]
+    return values + [0] * (length - len(values))
+
+
+def read(data):
+    return data.rows.read(np.arange(len(data.target_values))).tolist()
+
+
+def test_tokens_are_the_bytes_of_utf_8(tmp_path):
+    """Cut, or filled up with zeros. No text counts as missing but the empty one."""
+    texts = [text for text in TEXTS if text]
+    data = load(table(tmp_path / "t.csv", texts), "", FORM)
+    assert read(data) == [by_hand(text, 6) for text in texts]
+    assert data.inputs == Spec((6,), WHOLE, 256)  # not as many as occur here
+    assert data.names == ("bad", "good") and data.columns == "text"
+    assert data.target_values.tolist() == [1, 0, 1, 0, 1, 0, 1]
+    assert data.groups.tolist() == ["b", "b", "a", "a", "b", "b", "a"]
+    assert "2 of 7 texts are longer than 6 bytes (text-length), and cut" in data.told
+
+
+def test_letters_are_the_same_however_they_are_composed(tmp_path):
+    apart = [unicodedata.normalize("NFD", "Hé"), "Hé"]
+    one, other = read(load(table(tmp_path / "t.csv", apart), "", FORM))
+    assert one == other == by_hand("Hé", 6) and len(apart[0]) > len(apart[1])
+
+
+def test_a_missing_text_is_refused_or_left_out(tmp_path):
+    path = table(tmp_path / "t.csv")
+    with pytest.raises(RunError, match=r"t\.csv: line 7: column text is empty \(columns\); missi"):
+        load(path, "", FORM)
+    with pytest.raises(RunError, match="column text is empty"):
+        load(path, "", Form("mood", "who", "text", "mean", text_length=6))  # texts have none
+    data = load(path, "", Form("mood", "who", "text", "drop", text_length=6))
+    assert len(read(data)) == 7 and "1 of 8 rows have no text and are left out" in data.told
+
+
+@pytest.mark.parametrize("length", [2, 4, 6])
+def test_the_next_byte_is_predicted_in_pieces_of_each_text(tmp_path, length):
+    """Nothing is filled up: what is left of a text would be zeros that are easy to predict."""
+    texts = [text for text in TEXTS if text]
+    path = table(tmp_path / "t.csv", texts)
+    data = load(path, "", Form("", "who", "text", text_length=length, next_token=True))
+    wanted = [
+        (whole[at : at + length], whole[at + 1 : at + length + 1], "bbaabba"[place])
+        for place, whole in enumerate([*text.encode()] for text in texts)
+        for at in range(0, len(whole), length)
+        if at + length < len(whole)
+    ]
+    found = zip(read(data), data.target_values.tolist(), data.groups.tolist(), strict=True)
+    assert [*found] == wanted
+    assert data.inputs == data.targets == Spec((length,), WHOLE, 256)
+    with pytest.raises(RunError, match="text-length = 10: no text has so many bytes, and one more"):
+        load(path, "", Form("", "who", "text", text_length=10, next_token=True))
+
+
+@pytest.mark.parametrize(("form", "told"), [
+    ({"columns": ""}, r"name the column of texts in columns; there are text$"),
+    ({"columns": "text,who"}, r'reads one column of texts; set columns = "text"'),
+    ({"columns": "text=a|b"}, r'reads one column of texts; set columns = "text"'),
+    ({"window": 5}, r"reads one column of texts; leave window out"),
+    ({"columns": "txt"}, r"no column txt \(columns\), did you mean text\?"),
+])  # fmt: skip
+def test_what_is_no_column_of_texts_is_refused(tmp_path, form, told):
+    given = {"columns": "text", "text_length": 6} | form
+    with pytest.raises(RunError, match=told):
+        load(table(tmp_path / "t.csv", TEXTS[:5]), "", Form("mood", "who", **given))
+
+
+def test_sentences_among_the_inputs_are_recognized(tmp_path):
+    texts = ["It is a fine day, I said", "It is a bad day, I said"] * 4
+    with pytest.raises(RunError, match=r"sentences\? to learn from these, set text-length, and"):
+        load(table(tmp_path / "t.csv", texts), "", Form("mood", "who"))
+
+
+@pytest.mark.parametrize("task", ["auto", "tokens"])
+def test_devices_know_the_tokens_without_a_list(task):
+    keys = f'dataset="device" columns="text" text-length=6 num-classes=3 task="{task}"'
+    inputs, targets = specs_of_devices(config.read(config.parse([keys])))
+    assert inputs == Spec((6,), WHOLE, 256)
+    assert targets == (inputs if task == "tokens" else Spec((), WHOLE, 3))
+
+
+def test_a_run_on_texts_predicts_texts(tmp_path, monkeypatch, no_plots):
+    """In a simulation; a table to predict has no target."""
+    texts = [f"{word} {number}" for number in range(40) for word in ("lovely", "awful", "?")]
+    moods = ["good", "bad", "bad"] * 40
+    frame = pd.DataFrame({"text": texts, "mood": moods, "who": ["a", "a", "a", "b", "b", "b"] * 20})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    run = fedapps.run(
+        dataset=tmp_path / "t.csv", target_column="mood", client_column="who", columns="text",
+        text_length=8, model="transformer-tiny", partitioner="natural", num_clients=0,
+        strategy="fedavg", fraction_train=1.0, num_rounds=4, optimizer="adam", lr=0.003,
+        threads=1, runs_dir=tmp_path / "runs", progress=False, plots=False,
+    )  # fmt: skip
+    assert run.summary["accuracy_personalized"] > 0.9
+    asked = pd.DataFrame({"text": ["lovely 41", "awful 41", "?"]})
+    names = [run.class_names[label] for label in run.predict("a", asked)]
+    assert names == ["good", "bad", "bad"]
+    x, y = run.samples("a")
+    assert (run.predict("a", x) == y).mean() > 0.9
