@@ -30,7 +30,7 @@ from fedapps.report.report import Report
 from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
-from fedapps.wire.fleet import Fleet, load
+from fedapps.wire.fleet import Fleet, load, portions
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.requests import Request, RoundInfo
@@ -89,7 +89,7 @@ class Rounds:
     # Flower's callbacks; Flower counts the rounds of this process from 1 -------------------
 
     def configure_train(self, round_: int) -> list[Message]:
-        """Select clients and make one message per SuperNode."""
+        """Select clients and make the messages to SuperNodes."""
         round_ += self.recovery.done
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
@@ -211,6 +211,8 @@ class Rounds:
         if kind == "train":
             places = strategy.train_nodes(places, self.fleet.workers)
         allotted = self.fleet.allot(requests, loads, places)
+        if not s.presum and not any(plan.channel for plan in plans.values()):
+            allotted = portions(allotted, strategy.layout, strategy.workspace.group.size)
         self.exchange = Exchange(allotted, strategy.unreachable, s.max_value)
         return self.exchange.messages(self._info(round_, kind), kind, str(round_))
 

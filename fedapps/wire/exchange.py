@@ -46,7 +46,7 @@ class Exchange:
         self._presum = False
 
     def messages(self, info: RoundInfo, kind: str, group: str) -> list[Message]:
-        """Make one message per SuperNode."""
+        """Make a message for each part that is allotted."""
         self._presum = info.presum
         packed: dict[int, Array] = {}  # so that the model is packed once for all devices
         messages = [

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapreplace
 
+from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
 from fedapps.wire.requests import Request
+
+PORTION = 2**26  # bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,23 @@ class Fleet:
         count = len(self.nodes)
         parts = [(node, [*clients[i::count]]) for i, node in enumerate(self.nodes)]
         return [(node, part) for node, part in parts if part]
+
+
+def portions(
+    allotted: Sequence[tuple[int, list[Request]]], layout: Layout, together: int
+) -> list[tuple[int, list[Request]]]:
+    """Divide what a SuperNode has to do into messages, in order, whose replies need less memory.
+
+    A reply holds all updates of a message, so their arrays have at most `PORTION` bytes, unless one
+    client's, or those of the clients that train `together` (0: each alone), have more.
+    """
+    found = list[tuple[int, list[Request]]]()
+    for node, part in allotted:
+        largest = max(request.nbytes_up(layout) for request in part)
+        step = max(1, together)
+        size = max(step, PORTION // largest // step * step) if largest else len(part)
+        found += [(node, part[start : start + size]) for start in range(0, len(part), size)]
+    return found
 
 
 def load(plan: Plan, trained: int, scored: int, batch_size: int) -> float:

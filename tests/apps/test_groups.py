@@ -6,6 +6,7 @@ import pytest
 from clients.fedavg import FedAvgClient
 from fedapps.method import Costs, replace
 from fedapps.training.stacked.group import Group
+from fedapps.wire import fleet
 from strategies.fedavg import FedAvg
 
 RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=1 model="lenet5"'
@@ -48,6 +49,20 @@ def test_a_loss_that_reads_the_model_runs_alone(tiny_npz, serial_run, read_model
     monkeypatch.setattr(FedAvgClient, "loss", of_the_model)
     alone, together = (read_model(serial_run(tiny_npz, RUN, o)) for o in ("", "group=4"))
     assert all(np.array_equal(value, together[key]) for key, value in alone.items())
+
+
+@pytest.mark.parametrize(("option", "nodes"), [("", 1), ("", 2), ("group=3", 1)])
+def test_messages_with_few_large_updates_give_the_same_numbers(
+    tiny_npz, serial_run, read_model, untimed_rounds, monkeypatch, option, nodes
+):
+    """A model of any size is large here, so each client, or group, has a message of its own."""
+    found = []
+    for limit in (fleet.PORTION, 1):
+        monkeypatch.setattr(fleet, "PORTION", limit)
+        folder = serial_run(tiny_npz, RUN, option, num_supernodes=nodes)
+        model = {name: array.tolist() for name, array in read_model(folder).items()}
+        found.append((untimed_rounds(folder), model))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

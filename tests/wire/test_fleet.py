@@ -24,9 +24,10 @@ from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
 from fedapps.wire import compact
+from fedapps.wire import fleet as fleet_module
 from fedapps.wire import grid as grid_module
 from fedapps.wire.exchange import Exchange, answers_to
-from fedapps.wire.fleet import Fleet, spread
+from fedapps.wire.fleet import Fleet, portions, spread
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.questions import (
     QuestionHeader,
@@ -89,6 +90,23 @@ def test_a_node_without_work_gets_no_message():
     fleet = Fleet([7, 8, 9])
     allotted = fleet.allot(make_requests([4, 2]), [1.0, 2.0], fleet.nodes)
     assert [(node, [r.client for r in part]) for node, part in allotted] == [(7, [2]), (8, [4])]
+
+
+@pytest.mark.parametrize(("limit", "together", "sizes"), [
+    (2**28, 0, [5]), (16, 0, [2, 2, 1]), (24, 0, [3, 2]), (1, 0, [1] * 5),
+    (24, 2, [2, 2, 1]), (1, 2, [2, 2, 1]), (1, 4, [4, 1]), (1, 9, [5]),
+])  # fmt: skip
+def test_updates_of_one_message_have_so_many_bytes(limit, together, sizes, monkeypatch):
+    """An update has two numbers of four bytes each. Those that train together stay together."""
+    monkeypatch.setattr(fleet_module, "PORTION", limit)
+    requests = make_requests([1, 3, 4, 6, 9])
+    found = portions([(7, requests), (8, requests[:1])], LAYOUT, together)
+    assert [len(part) for _, part in found] == [*sizes, 1]
+    assert [node for node, _ in found] == [7] * len(sizes) + [8]
+    assert [request for _, part in found[:-1] for request in part] == requests
+    few = Plan(round=1, download=("a",), stages=(), upload=())
+    scored = [replace(request, plan=few) for request in requests]
+    assert portions([(7, scored)], LAYOUT, together) == [(7, scored)]  # they upload nothing
 
 
 def test_equal_requests_are_dealt_in_turn():
