@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedapps.core import config
+from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
@@ -30,6 +31,8 @@ PERSONAL = (
 GROWING = frozenset({
     "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
 })  # fmt: skip
+# Keys that have come since the version that was the last one to count all keys in `owners_before`.
+LATER = frozenset({"text-length"})
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 # Keys that say what the data are like; the data's name tells most of it, so names have them last.
 DESCRIBING = frozenset({
@@ -122,18 +125,50 @@ def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
 
 def digest(flat: Mapping[str, Scalar], without: Iterable[str] = ()) -> str:
     """Return eight hexadecimal digits that identify the settings that a run's results depend on."""
-    found = ((k, str(value)) for k, value in counting(flat).items() if k not in without)
+    return _digest_of(counting(flat), without)
+
+
+def _digest_of(values: Mapping[str, Scalar], without: Iterable[str]) -> str:
+    found = ((k, str(value)) for k, value in values.items() if k not in without)
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8]
 
 
 def owner(settings: Settings, client: int) -> str:
-    """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients."""
+    """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients.
+
+    Nor does it change with keys that come to be, as only what differs from the defaults counts.
+    """
     return f"client {client} of run {_run(settings)}"
+
+
+def owners_before(folder: Path, client: int) -> tuple[str, ...]:
+    """Say the same of a run directory as versions could that counted all keys which they knew.
+
+    There is nothing to say if the folder has no config.toml.
+    """
+    return tuple(f"client {client} of run {run}" for run in _run_before(folder))
 
 
 @lru_cache(maxsize=8)
 def _run(settings: Settings) -> str:
-    return digest(dict(settings.flat), GROWING | {"num-clients"})
+    flat = dict(settings.flat)
+    found = changed(flat) | {key: flat[key] for key in NAMED}
+    return _digest_of(found, GROWING | {"num-clients", "metric"})
+
+
+@lru_cache(maxsize=8)
+def _run_before(folder: Path) -> tuple[str, ...]:
+    try:
+        known = config.stored(folder)
+    except RunError:
+        return ()
+    later = LATER | config.defaults().keys() - known  # a resumed run's file has those of today
+    found = counting(config.defaults() | known)
+    own = (f"{known['strategy']}.{key}" for key in later)
+    without = GROWING | {"num-clients"} | later | {*own}
+    plain = {key: value for key, value in found.items() if key != "metric"}
+    with_metric = plain | {"metric": known.get("metric", "auto")}  # which counted with `patience`
+    return _digest_of(plain, without), _digest_of(with_metric, without)
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:

@@ -8,6 +8,7 @@ client.predict(inputs)
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedapps.core import config, log, registry
-from fedapps.core.changes import owner
+from fedapps.core.changes import owner, owners_before
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
@@ -34,6 +35,7 @@ from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory
 from fedapps.report.about import fingerprints_of
+from fedapps.report.cells import harmless, original
 from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace, workspace
@@ -71,14 +73,15 @@ class FinishedRun:
     def open(cls, folder: Path, changes: Mapping[str, Scalar] | None = None) -> "FinishedRun":
         """Read a run directory: its last checkpoint, or else the model written at the run's end.
 
-        `changes` are run-config keys with new values. Raises `RunError` if there is neither, or if
-        a file cannot be read.
+        `changes` are run-config keys with new values. Raises `RunError` if there is neither, if a
+        file cannot be read, or if the data have other clients or classes now.
         """
         settings = settings_of(folder, changes or {})
         space = workspace(settings)
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
         for what in changed(fingerprints_of(folder), fingerprints(strategy)):
             log.warning("%s: not as in the run: %s", folder, what)
+        _check_names(folder, space)
         if checkpoint.rounds(folder):
             found = checkpoint.load(folder)
             recovery = Recovery(settings)
@@ -189,7 +192,8 @@ class FinishedRun:
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients
         folder = state_folder(self.folder, number, clients)
-        store = ClientStore(folder, owner=owner(self.stored, number))
+        before = owners_before(self.folder, number)
+        store = ClientStore(folder, owner=owner(self.stored, number), owners_before=before)
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(
@@ -200,6 +204,23 @@ class FinishedRun:
         received = as_sent(returned.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
         return client, update, plan
+
+
+def _check_names(folder: Path, space: Workspace) -> None:
+    """Refuse data with other clients or classes than in the run: a number would be somebody else.
+
+    Devices do not tell theirs.
+    """
+    there = (("client", space.population.names), ("class", space.class_names))
+    for file, (what, found) in zip(directory.NAMED, there, strict=True):
+        known, now = directory.names(folder, file), tuple(original(harmless(n)) for n in found)
+        if known and known != now and space.settings.dataset != DEVICE:
+            place = next(i for i, both in enumerate(zip_longest(known, now)) if len({*both}) > 1)
+            was, called = ([*names, "nobody"][min(place, len(names))] for names in (known, now))
+            raise RunError(
+                f"{folder}: needs the data of the run: {what} {place} was {was}, and is"
+                f" {called} now"
+            )
 
 
 def _read(path: Path) -> Arrays:

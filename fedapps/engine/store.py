@@ -8,7 +8,7 @@ a resumed run could go back to are kept.
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class ClientStore:
     folder: Path
     needed: int = NONE
     owner: str = ""  # unknown
+    owners_before: tuple[str, ...] = ()  # what earlier versions can have called it
     other_data: bool = False  # whether the client's data have changed during the run
 
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
@@ -69,7 +70,7 @@ class ClientStore:
         for version in sorted((v for v in self._versions() if v < round_), reverse=True):
             path = self._path(version)
             try:
-                return version, _read(path, self._written_by(version))
+                return version, _read(path, self._writers(version))
             except (FileNotFoundError, SafetensorError, ValueError):  # deleted since, or damaged
                 continue
             except OSError as error:
@@ -85,7 +86,8 @@ class ClientStore:
         """
         self.make()
         tensors = as_stored(state)
-        about = {_ABOUT: f"{_digest(tensors)} {self._written_by(round_)}"}
+        writer, *_ = self._writers(round_) or ("",)
+        about = {_ABOUT: f"{_digest(tensors)} {writer}"}
         write_whole(self._path(round_), save(tensors, about), durable=True)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
@@ -146,21 +148,23 @@ class ClientStore:
             for version in versions:
                 self._path(version).unlink(missing_ok=True)
 
-    def _written_by(self, version: int) -> str:
-        """Return what a version's file says about who wrote it; "" if that is not known.
+    def _writers(self, version: int) -> list[str]:
+        """Return what a version's file can say about who wrote it; none if that is not known.
 
         A state that was taken over is that of another run.
         """
-        return f"{self.owner}, round {version}" if self.owner and version != EARLIER_RUN else ""
+        if not self.owner or version == EARLIER_RUN:
+            return []
+        return [f"{owner}, round {version}" for owner in (self.owner, *self.owners_before)]
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
 
 
-def _read(path: Path, writer: str) -> dict[str, Tensor]:
+def _read(path: Path, writers: Sequence[str]) -> dict[str, Tensor]:
     """Read a version; raises SafetensorError or ValueError if the file was damaged or altered.
 
-    The same holds if it says that somebody else than the `writer` wrote it.
+    The same holds if it says that somebody else than one of the `writers` wrote it.
     """
     path.open("rb").close()  # safe_open says of a file that it may not read that there is none
     with safe_open(path, "pt") as file:
@@ -168,7 +172,7 @@ def _read(path: Path, writer: str) -> dict[str, Tensor]:
         digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")
     if digest != _digest(tensors):
         raise ValueError(f"{path} was altered")
-    if writer and told not in ("", writer):
+    if writers and told not in ("", *writers):
         raise ValueError(f"{path} was written by {told}")
     return tensors
 

@@ -1,14 +1,20 @@
 """Models of finished runs: the shared one, and any simulated client's personalized one."""
 
 import argparse
+import hashlib
+import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
+from fedapps.__main__ import main
 from fedapps.cli import export, predict
-from fedapps.core import registry
+from fedapps.core import changes, config, registry
 from fedapps.core.errors import RunError
 from fedapps.data.sources.digits import DIGITS
 from fedapps.device import personalized, run_models
@@ -299,3 +305,64 @@ def test_a_methods_own_fine_tuning_can_be_another_one(tiny_run):
         )
     ]
     assert both[0] == both[1]
+
+
+def test_states_belong_to_a_run_whatever_metric_ends_it(tiny_run, read_csv):
+    """With `patience`, a metric decides when the run ends, but not what its clients are."""
+    ends = 'metric="balanced" patience=9 validation-fraction=0.2 evaluate-on="validation"'
+    folder = tiny_run('strategy="fedper" checkpoint-every=1', ends)
+    assert main(["evaluate", str(folder)]) == 0
+    wanted = [row["accuracy_personalized"] for row in last_rows(read_csv, folder)]
+    found = [row["accuracy_personalized"] for row in read_csv(folder, "evaluation-1.csv")]
+    assert found == wanted
+    more = [f"--resume={folder}", "-c", "patience=0 num-rounds=3"]
+    assert main(["serial", *more]) == 0
+    assert "state-lost" not in (folder / "events.csv").read_text()
+
+
+def test_states_of_a_version_that_counted_all_keys_are_found(tiny_run, read_csv):
+    """It knew no text-length. The digest of its keys is made here once more."""
+    folder = tiny_run('strategy="fedper" checkpoint-every=1')
+    flat = config.stored(folder)
+    growing = {"evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience"}
+    keys = changes.counting(flat).items()
+    counted = {k: str(v) for k, v in keys if k not in {*growing, "num-clients", "text-length"}}
+    run = hashlib.sha256(repr(sorted(counted.items())).encode()).hexdigest()[:8]
+    for path in folder.glob("clients/*/*.safetensors"):
+        with safe_open(path, "np") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            digest, _, owner = file.metadata()["blake2b"].partition(" ")
+        told = re.sub(r"of run \w+", f"of run {run}", owner)
+        assert told != owner
+        save_file(tensors, path, {"blake2b": f"{digest} {told}"})
+    shutil.copytree(folder, other := folder.with_name("other"))
+    assert main(["evaluate", str(folder)]) == 0
+    assert main(["serial", f"--resume={folder}", "-c", "num-rounds=3"]) == 0
+    assert "state-lost" not in (folder / "events.csv").read_text()
+    for path in other.glob("clients/*/*.safetensors"):  # those of another run are not found
+        save_file(load_file(path), path, {"blake2b": f"{digest} client 9 of run {run}, round 2"})
+    assert main(["evaluate", str(other)]) == 1
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda t: t.replace({"who": {"anna": "zoe"}}), "client 0 was anna, and is ben now"),
+    (lambda t: t[t.who != "carl"], "client 2 was carl, and is nobody now"),
+    (lambda t: t.replace({"mood": {"up": "Up"}}), "class 0 was down, and is Up now"),
+    (lambda t: t.sample(frac=1, random_state=0), ""),
+])  # fmt: skip
+def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, serial_run, tmp_path):
+    """Otherwise, a person's name would stand at another one's model, or a class at another's."""
+    draws = np.random.default_rng(0)
+    table = pd.DataFrame({"x": draws.normal(size=90), "who": ["anna", "ben", "carl"] * 30})
+    table["mood"] = np.where(table.x > 0, "up", "down")
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    words = f'dataset="{path}" model="mlp" client-column="who" partitioner="natural" num-clients=0'
+    folder = serial_run(words, 'strategy="fedper" num-rounds=1 finetune-epochs=0')
+    change(table).to_csv(path, index=False)
+    workspace.cache_clear()  # as in a new process
+    if not told:
+        FinishedRun.open(folder)
+        return
+    with pytest.raises(RunError, match=f"needs the data of the run: {told}$"):
+        FinishedRun.open(folder)

@@ -102,3 +102,20 @@ def test_many_changes_with_letters_of_many_bytes_make_no_name_that_is_too_long(t
 
 def test_what_is_incidental_is_a_key():
     assert config.defaults().keys() >= changes.INCIDENTAL | changes.DESCRIBING
+
+
+@pytest.mark.parametrize("more", ["num-clients=9 num-rounds=99", "metric=macro_f1", "threads=2"])
+def test_a_state_keeps_its_owner_when_a_run_grows_or_is_told_in_another_way(more):
+    given = 'strategy="fedper" lr=0.05 num-clients=7'
+    one, other = (config.read(config.parse([given, words])) for words in ("", more))
+    assert changes.owner(one, 3) == changes.owner(other, 3) != changes.owner(one, 4)
+    assert changes.owner(one, 3) != changes.owner(config.read(config.parse([given, "lr=0.06"])), 3)
+
+
+def test_a_state_keeps_its_owner_when_a_key_comes(monkeypatch):
+    """It has its default value in all runs that exist."""
+    settings = config.read(config.parse(['strategy="fedper" lr=0.05 bn-local=true']))
+    before, all_of = changes.owner(settings, 3), changes.counting
+    monkeypatch.setattr(changes, "counting", lambda flat: {**all_of(flat), "new-key": 1})
+    changes._run.cache_clear()
+    assert changes.owner(settings, 3) == before
