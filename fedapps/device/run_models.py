@@ -37,7 +37,7 @@ def untrained(run: FinishedRun) -> str:
     if run.space.settings.dataset == DEVICE:
         own = "each device keeps its own in its state-dir, which can be given instead"
     return (
-        "these layers are not shared, so they have their initial values, and predictions can be no"
-        f" better than chance: {', '.join(run.initial)}; {own}, and `fedapps adopt` trains them on"
-        " a newcomer's data"
+        "these layers are not shared, at least in part (such as BatchNorms), so they have initial"
+        f" values, and predictions can be no better than chance: {', '.join(run.initial)}; {own}, "
+        "and `fedapps adopt` trains them on a newcomer's data"
     )

@@ -106,16 +106,18 @@ class FinishedRun:
         """The layers of the shared model of which a part, such as its norms, is as initialized.
 
         A single array can be so by itself: the gradient of a bias before a BatchNorm is 0. And a
-        part without parameters that train has to be so, such as the layer below an adapter.
+        part without parameters that train has to be so, such as the layer below an adapter. But
+        what never travels, such as statistics with `bn-stats=local`, counts entry by entry.
         """
         before, now, layout = self.space.initial, self.strategy.arrays, self.space.layout
         changed = {key for key, value in now.items() if not np.array_equal(before[key], value)}
         parts = (one for part in layout.part_names for one in layout.part_of(layout.names, part))
         keys = {part: layout.keys_of((part,)) for part in parts}
-        return layout.touched(tuple(
+        untouched = tuple(
             part for part, own in keys.items()
             if changed.isdisjoint(own) and not layout.parameters.isdisjoint(own)
-        ))  # fmt: skip
+        )  # fmt: skip
+        return layout.touched(untouched + layout.layers_of(layout.stays - changed))
 
     def shared(self) -> torch.nn.Module:
         """Return the shared model; raises `RunError` if the run has not trained one."""

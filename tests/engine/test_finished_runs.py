@@ -94,6 +94,8 @@ def test_shared_model_has_the_initial_accuracy(tiny_run, read_csv, accuracy, cap
 @pytest.mark.parametrize("keys, initial", [
     ("", ()),
     ("bn-local=true", ("conv1", "conv2")),
+    ("bn-stats=local", ("conv1", "conv2")),  # weights and biases travel, statistics do not
+    ("bn-stats=batch", ()),  # there are none
     ("adapter-rank=2", ()),
     ("adapter-rank=2 bn-local=true", ()),
 ], ids=str)  # fmt: skip
@@ -115,7 +117,7 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     shared = tmp_path / "shared.safetensors"
     assert call(export, source, "--output", shared) == 0
     told = capsys.readouterr().err
-    assert told.startswith("warning: these layers are not shared, so ") and "chance: fc2; " in told
+    assert told.startswith("warning: these layers are not shared, ") and "chance: fc2; " in told
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
     for words, message in (
         ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
