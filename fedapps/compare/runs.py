@@ -181,8 +181,9 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     rounds = run.rounds[run.rounds["round"] <= round_].reset_index(drop=True)
     rounds[rounds.columns.difference([*NO_FIGURES])] = np.nan
     figures["evaluated"] = len(scored)
-    for name in {*rounds.columns, *_newcomers(run.metric)} & figures.keys():
-        rounds.loc[len(rounds) - 1, name] = figures[name]
+    for name in dict.fromkeys([*rounds.columns, *_newcomers(run.metric)]):  # in this order
+        if name in figures:
+            rounds.loc[len(rounds) - 1, name] = figures[name]
     counting = changes.counting(config.defaults() | config.stored(folder) | settings)
     if folder != run.folder:  # to distinguish it from an evaluation of the last round
         counting["keep-best"] = True

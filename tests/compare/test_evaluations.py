@@ -1,11 +1,15 @@
 """Evaluations of saved runs, held against each other and against runs."""
 
 import csv
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from fedapps.compare.runs import read_evaluation
+from tests.support import ROOT
 
 LONG = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]  # initial and personalized, of three rounds
 COLUMNS = ("evaluation", "round", "settings", "accuracy_initial", "accuracy_personalized")
@@ -15,11 +19,11 @@ COLUMNS = ("evaluation", "round", "settings", "accuracy_initial", "accuracy_pers
 def evaluated():
     """Return evaluated(folder, *lines) -> its tables; lines are values of COLUMNS but the first."""
 
-    def call(folder, *lines, clients=5):
+    def call(folder, *lines, clients=5, further=()):
         tables = [folder / f"evaluation-{number}.csv" for number in range(1, 1 + len(lines))]
         with (folder / "evaluations.csv").open("w", newline="") as file:
             rows = ([number, *line] for number, line in enumerate(lines, 1))
-            csv.writer(file).writerows([COLUMNS, *rows])
+            csv.writer(file).writerows([(*COLUMNS, *further), *rows])
         for table in tables:
             table.write_text("client\n" + "0\n" * clients)
         return tables
@@ -89,6 +93,22 @@ def test_an_evaluation_has_its_own_figures_and_none_of_its_run(made, evaluated):
     curves = {name: found.curve(name).to_dict() for name in COLUMNS[3:]}
     assert curves == {"accuracy_initial": {3: 0.25}, "accuracy_personalized": {3: 0.8}}
     assert found.curve("accuracy_last_local").empty
+
+
+def test_figures_of_newcomers_come_in_one_order(made, evaluated):
+    """In each process; with the hashes of this one, a set has them the other way round."""
+    further = ("accuracy_personalized_unseen", "accuracy_difference_unseen")
+    (table,) = evaluated(made("r"), (1, "", 0.3, 0.7, 0.6, -0.1), further=further)
+    code = (
+        "import sys, pathlib; from fedapps.compare.runs import read_evaluation; "
+        "print(*read_evaluation(pathlib.Path(sys.argv[1])).scored.dropna(axis=1))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, table], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+    )  # fmt: skip
+    found = [name for name in told.stdout.split() if name in (*COLUMNS, *further)]
+    assert found == [*COLUMNS[3:], *further]
 
 
 def test_what_is_no_evaluation_is_named(made, evaluated, refused):
