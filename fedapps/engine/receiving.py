@@ -1,7 +1,7 @@
 """What comes back from clients in a round: updates, which are counted, and failures."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedapps.core import log
@@ -14,9 +14,11 @@ from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.report.report import Report
 from fedapps.training.costs import TrainingStats
+from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire.requests import Request
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Receiving:
     recovery: Recovery
     report: Report
     nodes: NodeRegistry
-    warned: bool = False  # of a personalization that diverged
+    warned: bool = False  # of a personalization, or a model, that diverged
 
     def accepted(
         self, round_: int, updates: Iterator[ClientUpdate], exchange: Exchange, totals: RoundTotals
@@ -53,17 +55,34 @@ class Receiving:
                 log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
             yield update
 
-    def scored(self, round_: int, updates: Sequence[ClientUpdate]) -> None:
-        """Report whose personalization diverged, aloud once: their scores count, and say little."""
+    def scored(
+        self, round_: int, updates: Sequence[ClientUpdate], requests: Mapping[int, Request]
+    ) -> None:
+        """Report whose personalization diverged, aloud once: their scores count, and say little.
+
+        Where the plan has none, it is the model itself.
+        """
         losses = {update.client: update.checked.scores.loss for update in updates}
-        diverged = [client for client, loss in losses.items() if not math.isfinite(loss)]
-        for client in diverged:
-            self.report.event(round_, client, "diverged", "the personalization")
-        if diverged and not self.warned:
+        plans = {c: requests[c].plan for c, loss in losses.items() if not math.isfinite(loss)}
+        what = {c: "personalization" if plan.stages else "model" for c, plan in plans.items()}
+        for client in plans:
+            self.report.event(round_, client, "diverged", f"the {what[client]}")
+        if plans and not self.warned:
             self.warned = True
-            who = some([self.report.columns.called(client) for client in diverged])
-            told = "all predictions there are alike, and count; use a smaller finetune-lr"
-            log.warning(f"round {round_}: personalization diverged, client {who}: {told}")
+            who = some([self.report.columns.called(client) for client in plans])
+            rate = self._rate(round_, next(iter(plans.values())))
+            told = f"all predictions there are alike, and count; use a smaller {rate}"
+            whose = " and ".join(dict.fromkeys(what.values()))
+            log.warning(f"round {round_}: {whose} diverged, client {who}: {told}")
+
+    def _rate(self, round_: int, plan: Plan) -> str:
+        """Name the learning rate that counts for a model that was scored, with its value."""
+        s, rates = self.strategy.settings, {stage.lr for stage in plan.stages}
+        if s.finetune_rate in rates and "finetune-lr" not in self.strategy.unused:
+            return f"finetune-lr than {s.finetune_rate:g}"
+        general = {s.round_lr(round_), s.lr}  # the latter for newcomers
+        found = max(rates or general)
+        return f"{'lr' if found in general else 'learning rate'} than {found:g}"
 
     def handle_failures(
         self, round_: int, kind: str, exchange: Exchange, totals: RoundTotals, fleet: Fleet

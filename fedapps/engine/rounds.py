@@ -159,7 +159,7 @@ class Rounds:
         self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        self.receiving.scored(round_, updates)
+        self.receiving.scored(round_, updates, self.exchange.requests)
         due = evaluations.is_due(self.settings, round_)
         those = {*evaluations.evaluated(self.strategy)}  # a final phase asks all clients
         if scores := [u.checked.scores for u in updates if u.client in those]:

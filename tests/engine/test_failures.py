@@ -170,8 +170,37 @@ def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, dive
         "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
         "or limit gradients, for example max-norm=10",
         "warning: round 1: personalization diverged, client 1: all predictions there are alike, "
-        "and count; use a smaller finetune-lr",
+        "and count; use a smaller finetune-lr than 0.05",
     ]
+
+
+@pytest.mark.parametrize("keys, told", [
+    ('strategy="fedavg" finetune-lr=0.01', ("personalization", "finetune-lr than 0.01")),
+    ('strategy="fedrep" lr=0.02 finetune-lr=0.01', ("personalization", "lr than 0.02")),
+    ('strategy="fedas" fedas.align-lr=0.03', ("personalization", "learning rate than 0.03")),
+    ('strategy="fedavg" finetune-epochs=0', ("model", "lr than 0.05")),
+    ('strategy="fedavg" evaluate-rounds="1" evaluate-every=0', ("model", "lr than 0.05")),
+], ids=str)  # fmt: skip
+def test_the_rate_that_counts_is_named_where_a_model_diverged(
+    keys, told, serial_run, tiny_npz, monkeypatch, caplog, read_csv
+):
+    """That of the stages, if there are any; else it is the model as received that diverged."""
+    original = registry.client_class
+
+    def client_class(name):
+        class Diverged(original(name)):
+            def predict(self, inputs):
+                return super().predict(inputs) * float("nan")
+
+        return Diverged
+
+    monkeypatch.setattr(registry, "client_class", client_class)
+    folder = serial_run(tiny_npz, "num-clients=2 fraction-train=1.0 num-rounds=2", keys)
+    what, rate = told
+    (line,) = (line for line in caplog.messages if "diverged, client" in line)
+    assert f": {what} diverged, client 0, 1: " in line and line.endswith(f"use a smaller {rate}")
+    rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "diverged"]
+    assert [row["detail"] for row in rows[:2]] == [f"the {what}"] * 2
 
 
 def test_a_resumed_run_goes_on_counting_failures(serial_run, tiny_npz, diverging):
