@@ -349,11 +349,27 @@ def members():
     return found
 
 
+def modules_called(name):
+    """The modules and packages of ours that have this name."""
+    for path in sorted((ROOT / "fedapps").rglob("*.py")):
+        where = path.parent if path.stem == "__init__" else path.with_suffix("")
+        if where.name == name:
+            yield importlib.import_module(".".join(where.relative_to(ROOT).parts))
+
+
 def test_members_that_the_page_of_the_architecture_names_exist():
     known = members()
     told = re.findall(r"`([A-Z]\w*[a-z]\w*)\.(\w+)", text_of(ROOT / "ARCHITECTURE.md"))
     lost = {f"{of}.{name}" for of, name in told if name not in known.get(of, ())}
     assert len(told) > 10 and not lost
+
+
+def test_functions_of_modules_that_the_page_of_the_architecture_names_exist():
+    told = re.findall(r"`([a-z_]+)\.(?!py`|html`)([a-z]\w*)`", text_of(ROOT / "ARCHITECTURE.md"))
+    known = {word: [*modules_called(word)] for both in told for word in both}
+    ours = [(of, name) for of, name in told if known[of] and of != "strategy"]  # that is an object
+    lost = {f"{of}.{name}" for of, name in ours if not any(hasattr(m, name) for m in known[of])}
+    assert len(ours) > 6 and not lost
 
 
 def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):
