@@ -372,6 +372,12 @@ def test_functions_of_modules_that_the_page_of_the_architecture_names_exist():
     assert len(ours) > 6 and not lost
 
 
+def test_each_concept_of_the_architecture_has_one_row():
+    _, _, below = text_of(ROOT / "ARCHITECTURE.md").partition("\n| concept |")
+    rows = re.findall(r"^\| (.+?) \|", below.partition("\n\n")[0], re.M)
+    assert len(rows) > 50 and not [name for name in {*rows} if rows.count(name) > 1]
+
+
 def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path, monkeypatch):
     from fedapps.data import load
 
