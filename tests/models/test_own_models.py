@@ -202,6 +202,10 @@ def test_what_cannot_be_used_is_said_in_one_line(mine, text, line):
      "gives other outputs the second time: only weights, samples and torch"),
     ("", "y = y * np.random.rand() if self.training else y",
      "draws from numpy.random: only weights, samples and torch"),
+    ("self.order = None",
+     "if self.training and self.order is None: self.order = np.random.permutation(6)\n"
+     "        y = y if self.order is None else y[:, self.order]",
+     "draws from numpy.random: only weights, samples and torch"),
 ])  # fmt: skip
 def test_what_passes_from_client_to_client_ends_a_run(
     mine, made, changed, line, tmp_path, flat_config
