@@ -204,13 +204,13 @@ class ClientTools:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(draws.integers(2**63)))
             module = make().to(self.workspace.torch_device)
-        kept, first = self.kept(prefix), self.workspace.initial
+        kept = self.kept(prefix)
         if others := sorted(kept.keys() - module.state_dict().keys()):
             told = f'"{prefix}{others[0]}" is kept, but is no entry of this part'
             raise ValueError(f'part("{prefix}"): {told}; use a prefix of your own')
         for copy in module.modules():
             if is_copy(copy, self.model):
-                put(copy, {key: first[key] for key in copy.state_dict() if key in first})
+                self.workspace.resident.renew(copy)
         put(module, kept)
         frozen = frozen_keys(module)
         for key, parameter in module.named_parameters():

@@ -85,10 +85,18 @@ class ResidentModel:
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in self.layout.parameters)
         self.module.zero_grad()
-        state = self.module.state_dict() if self.counters else {}
+        self._count_anew(self.module)
+        put(self.module, self.initial | dict(arrays))
+
+    def renew(self, copy: nn.Module) -> None:
+        """Put the initial values into a copy of the model, or of some of its layers."""
+        self._count_anew(copy)
+        put(copy, {key: self.initial[key] for key in copy.state_dict() if key in self.initial})
+
+    def _count_anew(self, module: nn.Module) -> None:
+        state = module.state_dict() if self.counters else {}
         for key in state.keys() & self.counters.keys():
             state[key].copy_(self.counters[key])
-        put(self.module, self.initial | dict(arrays))
 
     def take_frozen(self, model: nn.Module) -> None:
         """Take over what is frozen for good from another model of the same kind."""

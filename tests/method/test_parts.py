@@ -96,6 +96,25 @@ def test_a_copy_of_the_models_layers_begins_with_the_initial_values(made):
     assert made.make(0).head.training and made.make(0).gate.training
 
 
+def test_a_copy_counts_its_batches_from_0_whoever_was_here_before():
+    """What a client keeps would otherwise depend on which process has trained whom."""
+
+    class Copying(BaseClient):
+        def setup(self):
+            self.copy = self.part("copy/", lambda: copied(self.model))
+
+    def kept(*clients):
+        made = rehearse(Averaged, Copying, f'{KEYS} model="conv4"')
+        for client in clients:
+            copy = made.make(client).copy.state_dict()
+            counts = [int(n) for key, n in copy.items() if key.endswith("num_batches_tracked")]
+            assert counts and not any(counts)
+            made.train(client, made.strategy.plan(1, client))
+        return made.clients[clients[-1]]
+
+    assert same(kept(1, 0), kept(0))
+
+
 @pytest.mark.parametrize(("before", "width"), [(1, 1), (3, 16)], ids=["other shape", "same shape"])
 def test_a_part_with_the_names_of_the_model_is_no_copy_of_it(before, width, monkeypatch):
     """Entries of an nn.Sequential are numbered, so a gate's are called like the model's."""
