@@ -221,7 +221,7 @@ class Run:
                 return personalized.predict(model, expanded(str(x)))
             file = _saved(x, Path(folder), model.about)  # all that is checked in a file is checked
             try:
-                return personalized.predict(model, file)
+                return personalized.predict(model, file, copy=True)
             except RunError as error:
                 raise RunError(str(error).replace(str(file), "x")) from error
 

@@ -11,7 +11,7 @@ from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.folders import PICTURES
 from fedapps.data.forms.folders import unlabelled as pictures
-from fedapps.data.forms.form import TABLES, kind_of
+from fedapps.data.forms.form import TABLES, File, kind_of
 from fedapps.data.npz import Rows, headers, held
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
@@ -86,11 +86,14 @@ def clients_in(path: Path, column: str) -> int:
     return int(frame[column].nunique()) if column in frame else 0
 
 
-def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) -> Rows:
+def unlabelled(
+    path: Path, inputs: Spec, columns: str = "", gaps: bool = False, copy: bool = False
+) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
     Or a picture, a folder of pictures, or a table with the `columns` of the model. With `gaps`,
-    values may be missing. Raises `RunError` if they are not what the model takes.
+    values may be missing; a `copy` of a data frame has rows instead of lines. Raises `RunError` if
+    they are not what the model takes.
     """
     word = "images" if inputs.image else "inputs"
     if inputs.image and (path.is_dir() or (kind_of(path) in PICTURES and path.exists())):
@@ -102,10 +105,11 @@ def unlabelled(path: Path, inputs: Spec, columns: str = "", gaps: bool = False) 
         with needed(str(path)):
             from fedapps.data.forms import tables, texts  # load pandas
 
+        file = File(path, copy=copy)
         if inputs.is_whole:
-            values = texts.unlabelled(path, columns, inputs.shape[0])
+            values = texts.unlabelled(file, columns, inputs.shape[0])
         else:
-            values = tables.unlabelled(path, columns, inputs.shape, gaps)
+            values = tables.unlabelled(file, columns, inputs.shape, gaps)
         arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)

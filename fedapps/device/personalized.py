@@ -208,15 +208,17 @@ def _check_inputs(about: ModelMetadata) -> None:
         raise RuntimeError("samples or targets cannot be normalized by its means and deviations")
 
 
-def predict(model: Personalized, samples: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def predict(
+    model: Personalized, samples: Path, copy: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return predictions [n, ...] and their probabilities, if there are any, for an .npz file.
 
     Predictions have the form of the task's targets; probabilities are float32 [n, classes]. The
     samples' key is `images` (for others `inputs`), or `test_images`. Raises `RunError` if they do
-    not fit the model.
+    not fit the model; of a file that is the `copy` of a data frame, it names rows, not lines.
     """
     about = model.about
-    rows = data.unlabelled(samples, about.inputs, about.columns, bool(about.filling))
+    rows = data.unlabelled(samples, about.inputs, about.columns, bool(about.filling), copy)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

@@ -123,8 +123,13 @@ def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp
     wanted = found.predict_proba(1, features.astype(np.float32))
     for samples in (table, table[["sex", "age"]], here / "t.csv", str(here / "t.csv")):
         np.testing.assert_allclose(found.predict_proba(1, samples), wanted, atol=1e-6)
-    with pytest.raises(fedapps.RunError, match=r'^x: line 2: column sex holds "d"; must be f|m'):
-        found.predict(1, pd.DataFrame({"age": [1.0], "sex": ["d"]}))
+    odd = table[["age", "sex"]].iloc[[9, 4, 7]]
+    odd.iloc[1, 1] = "d"
+    with pytest.raises(fedapps.RunError, match=r'^x: row 1: column sex holds "d"; must be f\|m'):
+        found.predict(1, odd)
+    odd.to_csv(here / "odd.csv", index=False)
+    with pytest.raises(fedapps.RunError, match=r'odd.csv: line 3: column sex holds "d"; must be'):
+        found.predict(1, here / "odd.csv")
 
 
 SCORES = {  # a metric of each kind of data, in NumPy

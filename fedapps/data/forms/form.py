@@ -77,12 +77,16 @@ class Form:
 
 @dataclass(frozen=True)
 class File:
-    """A file of own data; `part` is train, val, test or "", and `label` that of all its samples."""
+    """A file of own data; `part` is train, val, test or "", and `label` that of all its samples.
+
+    If it is the `copy` of a data frame, nobody has seen its lines.
+    """
 
     path: Path
     part: str = ""
     group: str = ""
     label: str = ""
+    copy: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,11 @@ class Rows:
 
     def where(self, row: int) -> str:
         """Say where a row is, for messages."""
-        path, place = self.files[self.file[row]].path, int(self.place[row])
-        return f"{path}: " + (f"line {_line(path, place)}" if _is_csv(path) else f"row {place}")
+        file, place = self.files[self.file[row]], int(self.place[row])
+        in_lines = _is_csv(file.path) and not file.copy
+        return f"{file.path}: " + (
+            f"line {_line(file.path, place)}" if in_lines else f"row {place}"
+        )
 
     def of_file(self, values: Sequence[str]) -> np.ndarray:
         """Return for each row what `values` say of its file, texts [N]."""

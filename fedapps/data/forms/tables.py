@@ -1,7 +1,6 @@
 """Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -150,20 +149,20 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
     return named.dropna().astype(str).to_numpy(object)
 
 
-def unlabelled(path: Path, rule: str, shape: tuple[int, ...], gaps: bool) -> np.ndarray:
+def unlabelled(file: File, rule: str, shape: tuple[int, ...], gaps: bool) -> np.ndarray:
     """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end.
 
     With `gaps`, NaN stands for a missing value.
     """
     chosen = columns.parsed(rule)
     kept = _kept(Form(columns=rule), ())
-    frames = frames_of([path], [*kept], [column.name for column in chosen], kept)
-    rows = Rows.of(frames, [File(path)], kept)
+    frames = frames_of([file.path], [*kept], [column.name for column in chosen], kept)
+    rows = Rows.of(frames, [file], kept)
     values = columns.encoded(rows, chosen, gaps).astype(np.float32)
     if len(shape) < 2:
         return values
     if len(values) < shape[0]:
-        raise RunError(f"{path}: has {number(len(values), 'row')}; a window has {shape[0]}")
+        raise RunError(f"{file.path}: has {number(len(values), 'row')}; a window has {shape[0]}")
     whole = len(values) // shape[0] * shape[0]
     return values[:whole].reshape(-1, shape[0], values.shape[1])
 

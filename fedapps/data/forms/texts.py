@@ -37,11 +37,11 @@ def read(rows: Rows, chosen: Sequence[Column], form: Form) -> tuple[np.ndarray, 
     return found, rows.take(owners), [*told, cut]
 
 
-def unlabelled(path: Path, rule: str, length: int) -> np.ndarray:
+def unlabelled(file: File, rule: str, length: int) -> np.ndarray:
     """Read the column of texts that `rule` names, without targets: uint8 [N, length]."""
     (column,) = parsed(rule)
     kept = {column.name: MISSING[1:]}
-    rows = Rows.of(frames_of([path], [column.name], [column.name], kept), [File(path)], kept)
+    rows = Rows.of(frames_of([file.path], [column.name], [column.name], kept), [file], kept)
     rows.demand(column.name, "columns")
     return filled(_bytes(rows, column.name), length)
 
