@@ -133,9 +133,10 @@ class Run:
         number = None if client is None else self._number(client)
         with undisturbed():
             torch.set_num_threads(self._opened.space.settings.threads)
-            if number is None and (warning := run_models.untrained(self._opened)):
+            found = run_models.of_run(self._opened, number)
+            if warning := run_models.untrained(found, self._opened):
                 log.warning("%s: %s", self.path, warning)
-            return run_models.of_run(self._opened, number)
+            return found
 
     def predict(self, client: int | str | None, x: "Samples") -> "np.ndarray":
         """Predict raw samples x [n, ...] with a client's model (None: the shared one).

@@ -60,8 +60,7 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
             raise RunError(f"{error}{_hint(source)}") from error
         number = None if client is None else directory.client_of(source, client)
         model = run_models.of_run(run, number)
-        if tell and client is None and (warning := run_models.untrained(run)):
-            print(f"warning: {warning}", file=sys.stderr)
+        _tell(run_models.untrained(model, run) if tell else "")
         return model
     if source.suffix == ".pt2":
         raise RunError(f"{source}: is a program for torch.export.load; give a .safetensors file")
@@ -70,7 +69,13 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
         own = model.about.client
         what = "the shared model" if own is None else f"the model of client {own}"
         raise RunError(f"--client {client}: {source} is {what}")
+    _tell(run_models.untrained(model) if tell else "")
     return model
+
+
+def _tell(warning: str) -> None:
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _hint(folder: Path) -> str:

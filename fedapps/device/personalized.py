@@ -50,7 +50,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 
     `names` are those of the classes or labels; a regression has none, but a `scaling` of its
     targets. `columns` are those of a table, as the key `columns` writes them. `newcomer` says what
-    a client does that begins with the shared model now.
+    a client does that begins with the shared model now, and `initial` which layers of it no client
+    shares.
     """
 
     client: int | None
@@ -64,6 +65,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     scaling: Normalization = PLAIN
     columns: str = ""
     newcomer: Plan | None = None
+    initial: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:

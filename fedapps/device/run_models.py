@@ -22,22 +22,26 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
     own = merged(copy.deepcopy(module)).cpu()  # a copy, because the workspace uses its model again
     about = metadata(run.space, client)
     if client is None:
-        about = msgspec.structs.replace(about, newcomer=run.newcomer_plan())
+        plan = run.newcomer_plan()
+        about = msgspec.structs.replace(about, newcomer=plan, initial=run.initial)
     return Personalized(own, about).eval()
 
 
-def untrained(run: FinishedRun) -> str:
-    """Warn of the shared model's layers that no client shares, and say what to do; "" if none.
+def untrained(model: Personalized, run: FinishedRun | None = None) -> str:
+    """Warn of a shared model's layers that no client shares, and say what to do; "" if none.
 
-    They stay as initialized, also in a file that the model is exported to.
+    They stay as initialized, also in a file that the model is exported to. `run` is where the model
+    is from, if it is not from a file.
     """
-    if not run.initial:
+    if not model.about.initial:
         return ""
     own = "name a client to take its own"
-    if run.space.settings.dataset == DEVICE:
+    if run is None:
+        own = "the model of a client has its own"
+    elif run.space.settings.dataset == DEVICE:
         own = "each device keeps its own in its state-dir, which can be given instead"
     return (
         "these layers are not shared, at least in part (such as BatchNorms), so they have initial"
-        f" values, and predictions can be no better than chance: {', '.join(run.initial)}; {own}, "
-        "and `fedapps adopt` trains them on a newcomer's data"
+        " values, and predictions can be no better than chance: "
+        f"{', '.join(model.about.initial)}; {own}, and `fedapps adopt` trains them on a newcomer's data"
     )

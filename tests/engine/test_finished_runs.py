@@ -118,6 +118,9 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     assert call(export, source, "--output", shared) == 0
     told = capsys.readouterr().err
     assert told.startswith("warning: these layers are not shared, ") and "chance: fc2; " in told
+    for words in ((shared,), (source,), (source, "--client", 1), (model,)):
+        assert call(predict, *words, "--input", tmp_path / "own.npz") == 0
+        assert ("chance: fc2; " in capsys.readouterr().err) == (words in ((shared,), (source,)))
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
     for words, message in (
         ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
