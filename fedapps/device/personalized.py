@@ -163,6 +163,8 @@ def load(path: Path) -> Personalized:
     try:
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get("fedapps", "")
+            if not header:  # as in a run directory
+                raise RuntimeError("it does not describe its model; of a run, give the directory")
             about = msgspec.json.decode(header, type=ModelMetadata)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         module = _module(about, sum(value.numel() for value in tensors.values()))

@@ -124,6 +124,10 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
     assert accuracy(source, 0, shared) == accuracy(source, 0, source)
     for words, message in (
         ((shared, "--client", 3), r"^--client 3: .*shared\.safetensors is the shared model$"),
+        (
+            (source / "model.safetensors",),
+            r"model.safetensors: cannot be read \(it does not describ",
+        ),
         ((tmp_path / "x.pt2",), r"x\.pt2: is a program for torch\.export\.load; give a "),
         ((shared,), r"holds no \.png, \.jpg, \.jpeg files; give pictures, or an \.npz$"),
     ):
