@@ -236,7 +236,8 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
             raise MisfitError(str(columns.no_number(frame[name], name, rows.where)), told)
         return class_numbers(stripped(frame[name]), form.names, rows.where)
     whole = len(names) == 1 and _are_whole(frame[names[0]], form.labels)
-    values = frame.to_numpy(np.int64 if whole and not form.numbers else np.float64)
+    exact = np.uint64 if pd.api.types.is_unsigned_integer_dtype(frame[names[0]]) else np.int64
+    values = frame.to_numpy(exact if whole and not form.numbers else np.float64)
     if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):
         values = values.astype(bool)
     if len(names) == 1:
@@ -249,5 +250,6 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
 def _are_whole(values: pd.Series, floats: bool) -> bool:
     """Tell whether a column holds integers, or with `floats` numbers that are equal to some."""
     if floats and pd.api.types.is_float_dtype(values):
-        return bool((values.to_numpy(np.float64) % 1 == 0).all())
+        found = values.to_numpy(np.float64)
+        return bool(((found % 1 == 0) & (np.abs(found) < 2**63)).all())
     return bool(pd.api.types.is_integer_dtype(values))

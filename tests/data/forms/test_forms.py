@@ -519,6 +519,23 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("label", [2**63 - 1, 2**63 + 5, 2**64 - 1])
+def test_a_class_that_is_too_high_is_named_as_it_is(suffix, label, frame, tmp_path):
+    """Also one that only integers without a sign can hold."""
+    frame["ill"] = np.where(np.arange(N) == 3, np.uint64(label), np.arange(N, dtype=np.uint64) % 2)
+    if suffix == "csv":
+        frame.to_csv(tmp_path / "t.csv", index=False)
+    else:
+        frame.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(RunError, match=f"targets holds label {label}; must be 0..65535"):
+        load(str(tmp_path / f"t.{suffix}"), "", Form(target_column="ill"))
+    frame["ill"] = np.where(np.arange(N) == 3, float(label) * 4, np.arange(N) % 2)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = load(str(tmp_path / "t.csv"), "", Form(target_column="ill", labels=True))
+    assert not data.targets.is_whole  # so a run of labels refuses it
+
+
 def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_path):
     frame.insert(0, "id", np.arange(N) + 100)
     frame.insert(1, "day", [f"2026-11-0{1 + row % 2}" for row in range(N)])
