@@ -27,7 +27,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
 from fedapps.core.stopping import end_with_parent, stoppable
-from fedapps.device.warm import shorten_backoff
+from fedapps.device.waiting import shorten_backoff
 from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation

@@ -29,8 +29,7 @@ from fedapps.device.connection import keep_trying
 from fedapps.device.exporter import NODE_CONFIG
 from fedapps.device.node_config import NodeConfig
 from fedapps.device.refused import Refusals
-from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with
-from fedapps.device.warm import shorten_backoff
+from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with, shorten_backoff
 
 PAUSES = Known(
     LOOP.module, {"time": time}, {r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}}

@@ -16,6 +16,7 @@ this run of this app. Of any other app nothing is known, so each of its messages
 process, which loads the app.
 """
 
+import fcntl
 import gc
 import os
 import select
@@ -23,12 +24,14 @@ import signal
 import socket
 import sys
 import tomllib
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from io import BytesIO, StringIO
 from logging import ERROR
 from multiprocessing.connection import Connection
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
@@ -39,8 +42,6 @@ import numpy as np
 
 LIBRARIES = ("flwr.clientapp", "numpy.random", "safetensors.torch", "torch")
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"  # what Flower's process for a message does
-PULLS = "flwr.supercore.inflatable.inflatable_utils"
-INITIAL_BACKOFF = 0.02  # seconds
 LOOK = 1000  # milliseconds between looks whether the SuperNode is there
 
 
@@ -149,9 +150,8 @@ class Process:
         folder: Path = self.flower.get_project_dir(run.fab_id, run.fab_version, fab.hash_str)
         if fab.content and not is_whole(folder, fab.content):  # none: this one's forerunner had it
             folder.mkdir(parents=True, exist_ok=True)
-            beside = TemporaryDirectory(prefix=".install-", dir=folder.parent)
-            with beside as path, redirect_stdout(StringIO()):  # Flower prints this path
-                made = self.flower.install_from_fab(fab.content, Path(path), skip_prompt=True)
+            with beside(folder) as path, redirect_stdout(StringIO()):  # Flower prints this path
+                made = self.flower.install_from_fab(fab.content, path, skip_prompt=True)
                 for file in filter(Path.is_file, [*made.rglob("*")]):
                     target = folder / file.relative_to(made)
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -205,6 +205,26 @@ class Process:
         return True
 
 
+@contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside this one, which is removed afterwards.
+
+    What killed processes have left of such folders is removed first, unless somebody is using one.
+    """
+    lock = os.open(folder.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # another process has it, or the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in folder.parent.glob(".install-*"):
+                rmtree(left, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        with TemporaryDirectory(prefix=".install-", dir=folder.parent) as path:
+            yield Path(path)
+    finally:
+        os.close(lock)
+
+
 def is_whole(folder: Path, fab: bytes) -> bool:
     """Tell whether a folder has each file of an app (a zip file) as it is in it."""
     with ZipFile(BytesIO(fab)) as app, suppress(OSError):  # a file is missing
@@ -243,28 +263,6 @@ def has_hung_up(peer: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
-
-
-def shorten_backoff() -> None:
-    """Make Flower retry sooner for arrays that are still on their way; it first waits a second.
-
-    A message arrives before its arrays, so a SuperNode that polls often would lose that second.
-    """
-    try:
-        module = import_module(PULLS)
-        names = ("pull_objects", "pull_and_inflate_object_from_tree")
-        defaults = [getattr(module, name).__kwdefaults__ for name in names]
-        if not all(default["initial_backoff"] > 0 for default in defaults):
-            raise ValueError("initial_backoff is no time")
-    except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
-        print(
-            f"note: this Flower pulls arrays in another way ({type(error).__name__}: {error}), "
-            "which is left as it is; a message may take a second longer",
-            flush=True,
-        )
-        return
-    for default in defaults:
-        default["initial_backoff"] = INITIAL_BACKOFF
 
 
 def main() -> None:

@@ -264,7 +264,7 @@ def test_a_supernode_ends_though_flower_does_not_know_how(monkeypatch, capsys):
 
 @pytest.mark.parametrize("change", ["name", "default", "word", "kind", "module"])
 def test_pulls_that_wait_in_another_way_are_left_as_they_are(notes, monkeypatch, change):
-    pulls = importlib.import_module(warm.PULLS)
+    pulls = importlib.import_module(waiting.PULLS)
     both = {n: getattr(pulls, n) for n in ("pull_objects", "pull_and_inflate_object_from_tree")}
     was = dict(both["pull_objects"].__kwdefaults__)
     for function in both.values():
@@ -279,8 +279,8 @@ def test_pulls_that_wait_in_another_way_are_left_as_they_are(notes, monkeypatch,
     elif change == "kind":
         changed.__kwdefaults__["initial_backoff"] = "1 s"
     else:
-        monkeypatch.setattr(warm, "PULLS", "flwr.nowhere")
-    warm.shorten_backoff()
+        monkeypatch.setattr(waiting, "PULLS", "flwr.nowhere")
+    waiting.shorten_backoff()
     assert both["pull_objects"].__kwdefaults__ == was
     (line,) = notes()
     assert "left as it is" in line and line.endswith("take a second longer")

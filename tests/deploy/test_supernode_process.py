@@ -12,7 +12,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedapps import server_app
 from fedapps.core import config
-from fedapps.device import waiting, warm
+from fedapps.device import waiting
 from fedapps.wire.serial_grid import SerialGrid
 from tests.deploy.helpers import PATIENCE, flower
 
@@ -92,14 +92,14 @@ def test_arrays_that_are_on_their_way_are_asked_for_again_soon(monkeypatch, name
     for key in ("pull_objects", "pull_and_inflate_object_from_tree"):
         defaults = dict(getattr(inflatable_utils, key).__kwdefaults__)
         monkeypatch.setattr(getattr(inflatable_utils, key), "__kwdefaults__", defaults)
-    warm.shorten_backoff()
-    assert function.__kwdefaults__ == was | {"initial_backoff": warm.INITIAL_BACKOFF}
+    waiting.shorten_backoff()
+    assert function.__kwdefaults__ == was | {"initial_backoff": waiting.INITIAL_BACKOFF}
 
 
 def test_no_array_is_given_up_sooner(monkeypatch):
     waits, tries = [], iter(range(12))
     monkeypatch.setattr(inflatable_utils.pull_objects, "__kwdefaults__", dict(PULLS))
-    warm.shorten_backoff()
+    waiting.shorten_backoff()
 
     def pull(_):
         if next(tries) < 11:
@@ -110,7 +110,7 @@ def test_no_array_is_given_up_sooner(monkeypatch):
     own = SimpleNamespace(**vars(threading) | {"Event": lambda: event})
     monkeypatch.setattr(inflatable_utils, "threading", own)
     assert inflatable_utils.pull_objects(["x"], pull) == {"x": b"there"}
-    expected = [min(warm.INITIAL_BACKOFF * 2**n, 10.0) for n in range(11)]
+    expected = [min(waiting.INITIAL_BACKOFF * 2**n, 10.0) for n in range(11)]
     assert waits == pytest.approx(expected, rel=0.21)  # Flower draws 20 % more or less
 
 

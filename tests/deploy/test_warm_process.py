@@ -235,6 +235,48 @@ def test_an_install_that_was_cut_off_is_done_again(node, stays, tmp_path, monkey
     assert {path.name for path in folder.iterdir()} >= {"code.py", "part.py", "pyproject.toml"}
 
 
+# Installs beside this folder, says where, and goes on when it hears of it.
+INSTALLS = """
+import sys
+from pathlib import Path
+from fedapps.device.warm import beside
+with beside(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_install_has_left_is_removed_but_nothing_of_a_living_one(tmp_path):
+    started = []
+
+    def install():
+        command = [sys.executable, "-c", INSTALLS, str(tmp_path / "app")]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        started.append(process)
+        return process, Path(process.stdout.readline().strip())
+
+    try:
+        (dead, left), (alive, used) = install(), install()
+        (tmp_path / "app").mkdir()
+        dead.kill()
+        dead.wait()
+        with warm.beside(tmp_path / "app") as own:
+            assert {*tmp_path.iterdir()} == {tmp_path / "app", left, used, own}
+            assert [*own.iterdir()] == []
+        alive.communicate()
+        assert {*tmp_path.iterdir()} == {tmp_path / "app", left}
+        with warm.beside(tmp_path / "app") as own, warm.beside(tmp_path / "app") as other:
+            assert {*tmp_path.iterdir()} == {tmp_path / "app", own, other}
+        assert [*tmp_path.iterdir()] == [tmp_path / "app"]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
 def test_a_supernode_keeps_no_task_of_a_message_that_is_answered(node, monkeypatch):
     """Neither of one that was refused, nor of one that did not arrive as a whole."""
     fab, asked, state = fab_of(""), RecordDict({"asked": ConfigRecord({"json": "{}"})}), node.state
