@@ -5,7 +5,7 @@ is one feature, and a column of texts has one feature for each of its values, 1 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +123,14 @@ def _codes(name: str, values: pd.Series) -> str:
     return f"{name}={'|'.join(named[:3])}{'|...' * (len(named) > 3)}"
 
 
+def _codes_in(frame: pd.DataFrame, columns: Sequence[Column]) -> Iterator[str]:
+    """Yield the same for all columns that are taken for numbers, and hold texts only; no dates."""
+    for name in [column.name for column in columns if not column.texts]:
+        values = frame[name].dropna()
+        if len(values) and np.isnan(numbers(values)).all() and not _DATE.match(str(values.iloc[0])):
+            yield _codes(name, values)
+
+
 def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
     if set(name) & set(",="):
         raise RunError(
@@ -211,11 +219,11 @@ def encoded(rows: Rows, columns: Sequence[Column], gaps: bool) -> np.ndarray:
     features = np.empty((len(rows.frame), sum(widths)))
     ends = np.cumsum(widths).tolist()
     for column, width, end in zip(columns, widths, ends, strict=True):
-        features[:, end - width : end] = _features(rows, column, gaps)
+        features[:, end - width : end] = _features(rows, column, columns, gaps)
     return features
 
 
-def _features(rows: Rows, column: Column, gaps: bool) -> np.ndarray:
+def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool) -> np.ndarray:
     values = rows.frame[column.name]
     there = values.notna().to_numpy()
     if column.texts:
@@ -226,8 +234,8 @@ def _features(rows: Rows, column: Column, gaps: bool) -> np.ndarray:
         found = numbers(values)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            rule, gaps = _codes(column.name, values[there]), False
-            dates = _DATE.match(str(values[there].iloc[0]))
+            dates, gaps = _DATE.match(str(values[there].iloc[0])), False
+            rule = "" if dates else ",".join(_codes_in(rows.frame, columns))
             allowed += f"; {_DATES if dates else f'of texts, name the values in columns: {rule}'}"
     if wrong.any():
         row = int(wrong.argmax())

@@ -519,6 +519,26 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
     assert "\n" not in str(error.value)
 
 
+def test_all_columns_of_texts_in_a_rule_of_ones_own_are_named_at_once(tmp_path):
+    """Not those with values, slips among numbers, dates, or nothing; what it says can be pasted."""
+    rows = np.arange(30)
+    table = pd.DataFrame({
+        "age": rows * 1.5, "sex": np.array(["f", "m"])[rows % 2], "none": np.nan,
+        "day": [f"2026-11-{1 + row:02}" for row in rows], "drug": np.array([*"xyz"])[rows % 3],
+        "known": np.array(["b", "a"])[rows % 2], "ill": rows % 2,
+    })  # fmt: skip
+    table.to_csv(tmp_path / "t.csv", index=False)
+    form = Form(columns="age,sex,none,drug,known=a|b", missing="mean", target_column="ill")
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path / "t.csv"), "", replace(form, columns=form.columns + ",day"))
+    told = 't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values'
+    assert told in str(error.value)
+    rule = str(error.value).partition(" in columns: ")[2]
+    assert rule == "sex=f|m,drug=x|y|z"
+    pasted = replace(form, columns=f"age,none,known=a|b,{rule}")
+    assert load(str(tmp_path / "t.csv"), "", pasted).shape == (1 + 1 + 2 + 2 + 3,)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("label", [2**63 - 1, 2**63 + 5, 2**64 - 1])
 def test_a_class_that_is_too_high_is_named_as_it_is(suffix, label, frame, tmp_path):
