@@ -203,8 +203,10 @@ class Run:
     @cached_property
     def _opened(self) -> "FinishedRun":
         from fedapps.engine.finished import FinishedRun
+        from fedapps.training.undisturbed import undisturbed
 
-        return FinishedRun.open(self.path)
+        with undisturbed():
+            return FinishedRun.open(self.path)
 
     @_plainly
     def _predicted(

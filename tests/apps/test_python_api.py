@@ -371,6 +371,20 @@ def test_what_a_notebook_has_set_does_not_reach_into_a_run(run, mode):
     assert one == two
 
 
+@pytest.mark.parametrize("mode", ["float64", "meta"])
+def test_nor_into_a_best_round_whose_tables_are_asked_for_first(run, mode):
+    """Which rows they have, the checkpoint says: it is read with the model."""
+    keys = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.25}
+    path = run(strategy="fedper", **keys).path / "best"
+    sample = np.full((1, 8, 8), 7, np.uint8)
+    wanted = fedapps.load(path).predict_proba(0, sample)
+    with MODES[mode]():
+        drawn, best = torch.get_rng_state(), fedapps.load(path)
+        assert len(best.rounds) > 0
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert best.predict_proba(0, sample).tolist() == wanted.tolist()
+
+
 def in_thread(run, **keys):
     """Return what a run in a thread of its own returned."""
     found = []
