@@ -90,6 +90,9 @@ def test_links_lead_somewhere(path):
 
 
 def test_every_page_can_be_reached_from_the_index():
+    assert (ROOT / "SECURITY.md").exists()  # where hosting platforms look for it
+    for page in (ROOT / "CONTRIBUTING.md", DOCS / "security.md", DOCS / "README.md"):
+        assert "SECURITY.md)" in text_of(page), page
     index = text_of(DOCS / "README.md")
     for path in DOCS.glob("*.md"):
         assert path.name == "README.md" or f"({path.name})" in index, path.name
