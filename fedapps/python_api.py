@@ -65,7 +65,6 @@ class Run:
 
         run = fedapps.load("~/fedapps-runs/mine")
         run.rounds.plot("round", ["accuracy_initial", "accuracy_personalized"])
-        run.predict(3, images)
     """
 
     @_plainly
@@ -73,9 +72,7 @@ class Run:
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
         """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
-        self._kept: tuple[int | str | None, Personalized] | None = (
-            None  # the last model that predicted
-        )
+        self._kept: tuple[int | str | None, Personalized] | None = None  # that predicted last
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":

@@ -42,6 +42,6 @@ def untrained(model: Personalized, run: FinishedRun | None = None) -> str:
         own = "each device keeps its own in its state-dir, which can be given instead"
     return (
         "these layers are not shared, at least in part (such as BatchNorms), so they have initial"
-        " values, and predictions can be no better than chance: "
-        f"{', '.join(model.about.initial)}; {own}, and `fedapps adopt` trains them on a newcomer's data"
+        f" values, and predictions can be no better than chance: {', '.join(model.about.initial)};"
+        f" {own}, and `fedapps adopt` trains them on a newcomer's data"
     )
