@@ -19,8 +19,6 @@ from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
 from tests.support.fake_grid import alter_replies
-from tests.support.killed import differences
-from tests.support.marks import WORKERS
 from tests.support.missing import failing
 
 CLIENTS = 6
@@ -31,6 +29,25 @@ RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1
 def run(serial_run, tiny_npz):
     """Return run(*options, **arguments) -> run directory; clients that fail do not end the run."""
     return partial(serial_run, tiny_npz, RUN)
+
+
+@pytest.fixture
+def device_run(flat_config, no_plots, tmp_path, make_npz):
+    """Return run(count, *options) -> run directory, of so many devices with data of their own."""
+
+    def run(count, *options):
+        nodes = [
+            {
+                "client-id": client,
+                "data": str(make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)),
+                "state-dir": str(tmp_path / f"state-{client}"),
+            }
+            for client in range(count)
+        ]
+        keys = f'dataset="device" input-shape="1,8,8" num-classes=3 num-clients={count}'
+        return run_serial(flat_config(RUN, keys, "batch-size=8", *options), node_configs=nodes)
+
+    return run
 
 
 @pytest.fixture
@@ -110,24 +127,11 @@ def test_what_the_server_gets_is_not_what_a_client_uploads(run, uploads, monkeyp
         assert abs((words >> np.uint64(63)).mean() - 0.5) < 0.1
 
 
-@WORKERS
-def test_all_engines_give_the_same_bytes(run):
-    whole = run('strategy="fedper"')
-    for arguments in ({"workers": 2}, {"num_supernodes": 3}, {"workers": 2, "num_supernodes": 5}):
-        assert differences(whole, run('strategy="fedper"', **arguments)) == []
-
-
 def test_devices_keep_their_secrets_in_their_own_folder(
-    flat_config, no_plots, tmp_path, make_npz, monkeypatch, uploads, read_model, read_csv
+    device_run, tmp_path, monkeypatch, uploads, read_model, read_csv
 ):
-    nodes = []
-    for client in range(4):
-        own = make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
-        state = tmp_path / f"state-{client}"
-        nodes.append({"client-id": client, "data": str(own), "state-dir": str(state)})
     failing(monkeypatch, {"train": [3]})
-    options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=4'
-    folder = run_serial(flat_config(RUN, options), node_configs=nodes)
+    folder = device_run(4)
     is_mean(read_model(folder), plain_mean(uploads, 2, without=[3]))
     left = [path for path in tmp_path.rglob(f"*{FILE}*")]
     assert [path.relative_to(tmp_path).parts[0] for path in left] == ["state-3"]
@@ -196,20 +200,11 @@ def test_a_round_from_which_too_many_drop_out_trains_nobody(
 
 
 def test_a_round_without_a_sum_changes_nothing_on_devices(
-    flat_config, no_plots, tmp_path, make_npz, monkeypatch, uploads, read_model, read_rounds
+    device_run, monkeypatch, uploads, read_model, read_rounds
 ):
     """Three times in a row, all devices may fail."""
-    nodes = [
-        {
-            "client-id": client,
-            "data": str(make_npz(tmp_path / f"{client}.npz", seed=client)),
-            "state-dir": str(tmp_path / f"state-{client}"),
-        }
-        for client in range(3)
-    ]
     failing(monkeypatch, {"shares": [1]})
-    options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=3'
-    folder = run_serial(flat_config(RUN, options), node_configs=nodes)
+    folder = device_run(3)
     assert [row["failures"] for row in read_rounds(folder)] == [0, 3]
     is_mean(read_model(folder), plain_mean(uploads, 1))
 
@@ -218,15 +213,10 @@ def test_a_round_without_a_sum_changes_nothing_on_devices(
 
 
 @pytest.fixture
-def claiming(flat_config, no_plots, tmp_path, make_npz, monkeypatch):
+def claiming(device_run, monkeypatch):
     """Return run(clients, count): five devices, and what some first claim of their samples."""
 
     def run(clients, count):
-        nodes = []
-        for client in range(5):
-            own = make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
-            state = str(tmp_path / f"state-{client}")
-            nodes.append({"client-id": client, "data": str(own), "state-dir": state})
         left, greet = [*clients], Device.hello
 
         def claimed(device, *others):
@@ -237,8 +227,7 @@ def claiming(flat_config, no_plots, tmp_path, make_npz, monkeypatch):
             return msgspec.structs.replace(hello, train=count)
 
         monkeypatch.setattr(Device, "hello", claimed)
-        options = 'dataset="device" input-shape="1,8,8" num-classes=3 batch-size=8 num-clients=5'
-        return run_serial(flat_config(RUN, options, 'run-name="x"'), node_configs=nodes)
+        return device_run(5, 'run-name="x"')
 
     return run
 
