@@ -9,6 +9,7 @@ from fedapps.core import config
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from tests.device.helpers import DEVICES, RUN
+from tests.support.devices import node_configs
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +32,7 @@ def union(tmp_path_factory, make_npz):
 @pytest.fixture
 def nodes(union, tmp_path):
     """Node-configs of the devices, which a test may change."""
-    return [
-        {
-            "client-id": client,
-            "data": str(union.folder / f"{client}.npz"),
-            "state-dir": str(tmp_path / f"state-{client}"),
-        }
-        for client in range(DEVICES)
-    ]
+    return node_configs([union.folder / f"{client}.npz" for client in range(DEVICES)], tmp_path)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from fedapps.__main__ import main
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
 from fedapps.serial import run_serial
+from tests.support.devices import node_configs
 
 ROWS, DEVICES = 40, 3
 RUN = (
@@ -30,20 +31,16 @@ def frame(client):
 @pytest.fixture
 def nodes(tmp_path):
     def write(form):
-        found = []
-        for client in range(DEVICES):
-            table, folder = frame(client), tmp_path / f"{form}-{client}"
-            folder.mkdir(exist_ok=True)
+        data = [tmp_path / f"{client}.{form}" for client in range(DEVICES)]
+        for client, path in enumerate(data):
+            table = frame(client)
             if form == "csv":
-                data = folder / "own.csv"
-                table[["sex", "ill", "age"]].to_csv(data, index=False)
+                table[["sex", "ill", "age"]].to_csv(path, index=False)
             else:
-                data = folder / "own.npz"
                 values = np.stack([table.age, table.sex == "f", table.sex == "m"], axis=1)
-                np.savez(data, inputs=values, targets=(table.ill == "yes").astype(int))
-            state = str(folder / "state")
-            found.append({"client-id": client, "data": str(data), "state-dir": state})
-        return found
+                np.savez(path, inputs=values, targets=(table.ill == "yes").astype(int))
+        (tmp_path / form).mkdir()
+        return node_configs(data, tmp_path / form)
 
     return write
 
@@ -101,7 +98,7 @@ def test_a_model_of_a_table_predicts_from_a_table(nodes, flat_config, no_plots, 
     run_serial(flat_config(RUN, RULE, "local-epochs=20 lr=0.1"), node_configs=nodes("csv"))
     asked = frame(1)
     asked[["age", "sex"]].to_csv(tmp_path / "asked.csv", index=False)
-    state = str(tmp_path / "csv-1" / "state")
+    state = str(tmp_path / "csv" / "state-1")
     assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "asked.csv")]) == 0
     words = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
     assert np.mean(words == asked.ill.to_numpy()) > 0.8
@@ -112,29 +109,21 @@ def test_a_model_of_a_table_predicts_from_a_table(nodes, flat_config, no_plots, 
 
 def test_series_and_recordings_on_devices(tmp_path, flat_config, no_plots, read_csv):
     """One device has an .npz of windows, the other the recording that they were cut from."""
-    rng, nodes = np.random.default_rng(0), []
-    for client in range(2):
-        folder = tmp_path / str(client)
-        steps = {
-            name: rng.normal(size=(60, 2)) + shift for name, shift in (("lift", 0), ("row", 3))
-        }
-        if client:
-            for name, values in steps.items():
-                (folder / "data" / name).mkdir(parents=True)
-                rows = pd.DataFrame(values, columns=["x", "y"])
-                rows.to_csv(folder / "data" / name / "1.csv", index=False)
-            data = folder / "data"
-        else:
-            folder.mkdir()
-            data = folder / "own.npz"
-            windows = np.concatenate([values.reshape(6, 10, 2) for values in steps.values()])
-            np.savez(data, inputs=windows, targets=np.repeat([0, 1], 6))
-        nodes.append({"client-id": client, "data": str(data), "state-dir": str(folder / "state")})
+    rng, data = np.random.default_rng(0), (tmp_path / "own.npz", tmp_path / "recorded")
+    one, other = (
+        {name: rng.normal(size=(60, 2)) + shift for name, shift in (("lift", 0), ("row", 3))}
+        for _ in data
+    )
+    windows = np.concatenate([values.reshape(6, 10, 2) for values in one.values()])
+    np.savez(data[0], inputs=windows, targets=np.repeat([0, 1], 6))
+    for name, values in other.items():
+        (data[1] / name).mkdir(parents=True)
+        pd.DataFrame(values, columns=["x", "y"]).to_csv(data[1] / name / "1.csv", index=False)
     run = (
         'dataset="device" num-clients=2 strategy="fedper" model="gru" num-rounds=2 window=10 '
         'fraction-train=1.0 input-shape="10,2" class-names="lift,row" num-classes=2 columns="x,y"'
     )
-    folder = run_serial(flat_config(run), node_configs=nodes)
+    folder = run_serial(flat_config(run), node_configs=node_configs(data, tmp_path))
     rows = read_csv(folder, "clients.csv")
     assert [(row["client"], row["num_train"], row["num_test"]) for row in rows[-2:]] == [
         ("0", "9", "3"), ("1", "9", "3"),

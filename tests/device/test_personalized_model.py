@@ -14,11 +14,15 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file
 
 from fedapps.__main__ import main
-from fedapps.core import registry
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.device import exporting, personalized
 from fedapps.report.report import Report
+from fedapps.serial import run_serial
+from tests.device.helpers import DEVICES, RUN
 from tests.support import ROOT
+from tests.support.devices import node_configs
+from tests.support.tiny import BASE
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedrod", "ditto", "fedbabu"])
@@ -120,6 +124,16 @@ def test_a_broken_model_file_is_a_line(tmp_path):
         personalized.load(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def trained(union, tmp_path_factory):
+    """A personalized model and the state folder that it comes from, for all tests of a module."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = [union.folder / f"{client}.npz" for client in range(DEVICES)]
+    keys = config.parse([BASE, RUN, f'strategy="fedrod" num-rounds=1 runs-dir="{folder}"'])
+    run_serial(keys, node_configs=node_configs(data, folder), plots=False)
+    return personalized.load(folder / "state-0"), folder / "state-0"
+
+
 def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, tmp_path):
     for settings, told in (
         ({"num-classes": 10**9}, "num-classes = 1000000000, but 3 names"),
@@ -175,14 +189,6 @@ def forged(state, settings, path, header=None):
     tensors = load_torch(state / personalized.FILE)
     save_file(tensors, path, {"fedapps": json.dumps(about)})
     return path
-
-
-@pytest.fixture
-def trained(device_run, nodes):
-    """A personalized model and the state folder that it comes from."""
-    device_run('strategy="fedrod" num-rounds=1')
-    state = Path(nodes[0]["state-dir"])
-    return personalized.load(state), state
 
 
 @pytest.mark.filterwarnings("error:No complete tensor")

@@ -43,11 +43,11 @@ def devices(tmp_path):
 
 
 @pytest.fixture
-def run(flat_config, tiny_npz, no_plots):
+def run(flat_config, no_plots):
     """Return run(*options, **arguments) -> run directory; arguments are those of `run_serial`."""
 
     def run(*options, **arguments):
-        flat = flat_config(tiny_npz, MIXED, 'strategy="fedavg" model="mlp"', *options)
+        flat = flat_config(MIXED, 'strategy="fedavg" model="mlp"', *options)
         return run_serial(flat, **arguments)
 
     return run
@@ -289,11 +289,11 @@ def test_a_resumed_run_needs_the_same_devices(run, devices):
 
 
 @pytest.fixture
-def refusal(flat_config, tiny_npz, devices):
+def refusal(flat_config, devices):
     """Return ask(*options) -> why the clock of a run is refused, "" if it is not."""
 
     def ask(*options, devices=devices()):  # noqa: B008 (a fixture)
-        flat = flat_config(tiny_npz, 'strategy="fedavg" model="lenet5"', devices, *options)
+        flat = flat_config('strategy="fedavg" model="lenet5"', devices, *options)
         settings = config.read(flat)
         strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
         try:

@@ -29,16 +29,16 @@ def unlucky(monkeypatch):
     monkeypatch.setattr(registry, "client_class", client_class)
 
 
-def test_a_serial_run_ends_with_the_clients_own_error(flat_config, tiny_npz, no_plots, unlucky):
+def test_a_serial_run_ends_with_the_clients_own_error(flat_config, no_plots, unlucky):
     with pytest.raises(ClientError, match=r"^round 1, client 1, train: ValueError: no luck$") as e:
-        run_serial(flat_config(tiny_npz, ONE), keep_going=False)
+        run_serial(flat_config(ONE), keep_going=False)
     assert isinstance(e.value.__cause__, ValueError)
     with raising(False):  # the next run is as it is told
-        run_serial(flat_config(tiny_npz, ONE))
+        run_serial(flat_config(ONE))
 
 
-def test_a_run_that_keeps_going_has_each_traceback_once(serial_run, tiny_npz, read_csv, unlucky):
-    folder = serial_run(tiny_npz, ONE)
+def test_a_run_that_keeps_going_has_each_traceback_once(serial_run, read_csv, unlucky):
+    folder = serial_run(ONE)
     failed = [event for event in read_csv(folder, "events.csv") if event["kind"] == "failure"]
     assert [(event["round"], event["client"]) for event in failed] == [("1", "1"), ("2", "1")]
     text = (folder / "log.txt").read_text("utf-8")
@@ -46,27 +46,27 @@ def test_a_run_that_keeps_going_has_each_traceback_once(serial_run, tiny_npz, re
     assert text.count("in before_training") == 2 and "round 2, client 1, train failed" in text
 
 
-def test_the_log_has_what_was_said_before_the_run_had_a_directory(serial_run, tiny_npz):
+def test_the_log_has_what_was_said_before_the_run_had_a_directory(serial_run):
     """Each run what was said in it: notes of keys without effect come before the first line."""
-    folder, other = serial_run(tiny_npz, ONE, "clip-history=7"), serial_run(tiny_npz, ONE)
+    folder, other = serial_run(ONE, "clip-history=7"), serial_run(ONE)
     note = "WARNING clip-history = 7 has no effect with clip-percentile = 100\n"
     text = (folder / "log.txt").read_text("utf-8")
     assert note in text.partition("round 1/")[0] and text.count(note) == 1
     assert "clip-history" not in (other / "log.txt").read_text("utf-8")
 
 
-def test_a_message_that_fails_everybody_is_traced(serial_run, tiny_npz, monkeypatch, tmp_path):
+def test_a_message_that_fails_everybody_is_traced(serial_run, monkeypatch, tmp_path):
     def broken(context):
         raise OSError("no data here")
 
     monkeypatch.setattr(client_app, "_place", broken)
     with pytest.raises(Exception, match="no data here"):
-        serial_run(tiny_npz, ONE, 'run-name="x"')
+        serial_run(ONE, 'run-name="x"')
     text = (tmp_path / "runs" / "x" / "log.txt").read_text("utf-8")
     assert "OSError: no data here" in text and "clients [0, 1, 2]" in text
 
 
-def test_the_command_line_chooses(flat_config, tiny_npz, unlucky, tmp_path, data_root):
+def test_the_command_line_chooses(tiny_npz, no_plots, unlucky, tmp_path, data_root):
     options = ["--run-config", tiny_npz, "--run-config", ONE]
     options += ["--run-config", f'runs-dir="{tmp_path}" data-root="{data_root}" num-rounds=1']
     with pytest.raises(ClientError):

@@ -162,9 +162,9 @@ def diverging(monkeypatch):
     return diverge
 
 
-def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, diverging, capsys):
+def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, diverging, capsys):
     diverging(1)
-    serial_run(tiny_npz, 'strategy="fedavg" num-clients=2 fraction-train=1.0 num-rounds=2')
+    serial_run('strategy="fedavg" num-clients=2 fraction-train=1.0 num-rounds=2')
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: round 1: training diverged at 1 of 2 clients: lower lr = 0.05, "
@@ -182,7 +182,7 @@ def test_a_run_in_which_a_client_diverges_gets_advice(serial_run, tiny_npz, dive
     ('strategy="fedavg" evaluate-rounds="1" evaluate-every=0', ("model", "lr than 0.05")),
 ], ids=str)  # fmt: skip
 def test_the_rate_that_counts_is_named_where_a_model_diverged(
-    keys, told, serial_run, tiny_npz, monkeypatch, caplog, read_csv
+    keys, told, serial_run, monkeypatch, caplog, read_csv
 ):
     """That of the stages, if there are any; else it is the model as received that diverged."""
     original = registry.client_class
@@ -195,7 +195,7 @@ def test_the_rate_that_counts_is_named_where_a_model_diverged(
         return Diverged
 
     monkeypatch.setattr(registry, "client_class", client_class)
-    folder = serial_run(tiny_npz, "num-clients=2 fraction-train=1.0 num-rounds=2", keys)
+    folder = serial_run("num-clients=2 fraction-train=1.0 num-rounds=2", keys)
     what, rate = told
     (line,) = (line for line in caplog.messages if "diverged, client" in line)
     assert f": {what} diverged, client 0, 1: " in line and line.endswith(f"use a smaller {rate}")
@@ -203,10 +203,10 @@ def test_the_rate_that_counts_is_named_where_a_model_diverged(
     assert [row["detail"] for row in rows[:2]] == [f"the {what}"] * 2
 
 
-def test_a_resumed_run_goes_on_counting_failures(serial_run, tiny_npz, diverging):
+def test_a_resumed_run_goes_on_counting_failures(serial_run, diverging):
     """Two rounds before the run was extended and one after it are three in a row."""
     diverging(0, 1)
-    these = (tiny_npz, 'strategy="fedavg" num-clients=3 min-samples=2 fraction-train=1.0')
-    folder = serial_run(*these, "num-rounds=2")
+    these = 'strategy="fedavg" num-clients=3 min-samples=2 fraction-train=1.0'
+    folder = serial_run(these, "num-rounds=2")
     with pytest.raises(RunError, match=r"round 3: training diverged at 2 of 3 clients, .* 3 round"):
-        serial_run(*these, f'num-rounds=5 resume="{folder}"')
+        serial_run(these, f'num-rounds=5 resume="{folder}"')

@@ -37,9 +37,9 @@ def call(command, *words):
 
 
 @pytest.fixture
-def tiny_run(serial_run, tiny_npz):
+def tiny_run(serial_run):
     """Return run(*run_config) -> the directory of a run of four clients on tiny images."""
-    return lambda *run_config: serial_run(tiny_npz, TINY, *run_config)
+    return lambda *run_config: serial_run(TINY, *run_config)
 
 
 @pytest.fixture
@@ -135,12 +135,10 @@ def test_exported_client_predicts_without_the_run(tiny_run, read_csv, accuracy, 
             call(predict, *words, "--input", tmp_path)
 
 
-def test_of_a_run_without_its_data_the_error_says_what_needs_none(
-    serial_run, tiny_npz, make_npz, tmp_path
-):
+def test_of_a_run_without_its_data_the_error_says_what_needs_none(serial_run, make_npz, tmp_path):
     """An exported model; but this is no hint if something else is missing."""
     data, hint = make_npz(tmp_path / "own.npz"), "; a run directory needs the run's data set, "
-    folder = serial_run(tiny_npz, TINY, f'strategy="fedavg" dataset="{data}"')
+    folder = serial_run(TINY, f'strategy="fedavg" dataset="{data}"')
     shared, asked = tmp_path / "shared.safetensors", ("--input", tmp_path / "x.npz")
     call(export, folder, "--output", shared)
     data.rename(asked[1])
@@ -156,7 +154,8 @@ def test_of_a_run_without_its_data_the_error_says_what_needs_none(
 
 
 def test_images_are_normalized_like_those_of_the_runs_data_set(serial_run, data_root, tmp_path):
-    model = run_models.of_run(FinishedRun.open(serial_run('strategy="fedavg"')), None)
+    folder = serial_run('strategy="fedavg" dataset="digits" num-rounds=1')
+    model = run_models.of_run(FinishedRun.open(folder), None)
     with np.load(data_root / "digits.npz") as arrays:
         images = arrays["test_images"][:20]
     np.savez(tmp_path / "own.npz", images=images)
@@ -222,7 +221,7 @@ def test_a_run_that_ended_in_its_first_round_has_nothing_to_show(tiny_run, monke
     assert refusal(folder) == f"{folder}: no round of this run has finished"
 
 
-def test_what_a_finished_run_sends_is_float32_too(serial_run, tiny_npz, monkeypatch):
+def test_what_a_finished_run_sends_is_float32_too(serial_run, monkeypatch):
     """A method may keep a state in float64; clients of the run got float32."""
     seen = []
 
@@ -242,7 +241,7 @@ def test_what_a_finished_run_sends_is_float32_too(serial_run, tiny_npz, monkeypa
 
     monkeypatch.setattr(registry, "strategy_class", lambda name: Doubling)
     monkeypatch.setattr(registry, "client_class", lambda name: Watching)
-    folder = serial_run(tiny_npz, TINY, 'strategy="fedavg"')
+    folder = serial_run(TINY, 'strategy="fedavg"')
     assert set(seen) == {np.dtype(np.float32)}
     seen.clear()
     FinishedRun.open(folder).client(0)

@@ -4,7 +4,7 @@ from fedapps.engine.recovery import Recovery
 from fedapps.training.costs import TrainingStats
 
 
-def test_of_evaluated_clients_counts_are_kept_once(serial_run, tiny_npz, monkeypatch):
+def test_of_evaluated_clients_counts_are_kept_once(serial_run, monkeypatch):
     """As arrays of numbers; the lists that came, with an object for each count, are dropped."""
     seen, see = [], Recovery.see
 
@@ -14,7 +14,7 @@ def test_of_evaluated_clients_counts_are_kept_once(serial_run, tiny_npz, monkeyp
         see(own, round_, update, report)
 
     monkeypatch.setattr(Recovery, "see", watched)
-    serial_run(tiny_npz, 'strategy="fedper" num-clients=3 num-rounds=1 evaluate-every=1')
+    serial_run('strategy="fedper" num-clients=3 num-rounds=1 evaluate-every=1')
     assert [update.client for update in seen] == [0, 1, 2]
     for update in seen:
         assert update.checked.scores.before["total"].sum() == update.num_examples

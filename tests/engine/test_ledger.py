@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.special import gammaln, logsumexp
 
 from fedapps import cli
 from fedapps.core import config
@@ -20,6 +19,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.report import summary
 from fedapps.report.report import Report
 from tests.support import ROOT
+from tests.support.rdp import sampled_gaussian, to_epsilon
 
 DELTA = 1e-5
 ORDERS = np.concatenate([np.linspace(1.01, 10, 900), np.linspace(10, 600, 5901)])
@@ -32,23 +32,6 @@ DP = (
 def poisson(z, sampled, population):
     how = SamplingMethod.POISSON, NeighboringRelation.ADD_OR_REMOVE_ONE
     return Mechanism(z, sampled, population, *how)
-
-
-def to_epsilon(orders, rdp, delta):
-    """Canonne, Kamath, Steinke 2020, Proposition 12."""
-    more = np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
-    return float((rdp + more).min())
-
-
-def sampled_gaussian(q, z, orders):
-    """Mironov, Talwar, Zhang 2019, for whole orders."""
-    found = []
-    for order in orders:
-        k = np.arange(order + 1)
-        logs = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-        logs += k * np.log(q) + (order - k) * np.log1p(-q) + k * (k - 1) / (2 * z**2)
-        found.append(logsumexp(logs) / (order - 1))
-    return np.array(found)
 
 
 def test_runs_without_sampling_are_one_gaussian():
@@ -163,10 +146,10 @@ def test_a_budget_does_not_add_secret_noise_to_other_noise(seeded):
 
 @pytest.mark.parametrize("secret", [True, False])
 def test_manifest_and_history_name_an_epsilon_only_if_the_noise_is_secret(
-    secret, serial_run, tiny_npz, federation, capsys
+    secret, serial_run, federation, capsys
 ):
     member = f'federation="{federation}" dp.secret-noise={str(secret).lower()}'
-    folder = serial_run(tiny_npz, DP, member)
+    folder = serial_run(DP, member)
     (one,) = ledger.read(federation).runs
     assert one.seeded is not secret
     manifest = json.loads((folder / "model.manifest.json").read_text())
@@ -207,8 +190,8 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, federation, read_rounds):
-    run = tiny_npz, DP, f'federation="{federation}"'
+def test_runs_of_a_federation_are_entered_and_add_up(serial_run, federation, read_rounds):
+    run = DP, f'federation="{federation}"'
     first = serial_run(*run)
     path = first / "model.safetensors"
     second = serial_run(*run, f'initial-model="{path}" dp.noise-multiplier=3.0')
@@ -233,14 +216,12 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, tiny_npz, feder
     assert manifest["fingerprints"].keys() == {"code", "model"}
 
 
-def test_only_without_privacy_does_a_manifest_tell_whose_samples_they_were(
-    serial_run, tiny_npz, federation
-):
+def test_only_without_privacy_does_a_manifest_tell_whose_samples_they_were(serial_run, federation):
     """A digest of exact samples lets others check a guess; the run directory has it in any case."""
     known = {}
     for mode in ("none", "local", "central"):
         member = f'federation="{federation}-{mode}" dp.mode="{mode}"'
-        folder = serial_run(tiny_npz, DP, member, "num-rounds=1")
+        folder = serial_run(DP, member, "num-rounds=1")
         names = "model.manifest.json", "run.json"
         known[mode] = [json.loads((folder / n).read_text())["fingerprints"] for n in names]
         assert known[mode][1].pop("sketch")
@@ -271,10 +252,10 @@ def test_what_may_be_published_tells_of_samples_by_its_weights_alone(
 
 
 def test_a_run_beyond_the_budget_is_refused_before_it_begins(
-    serial_run, tiny_npz, federation, tmp_path, monkeypatch
+    serial_run, federation, tmp_path, monkeypatch
 ):
     budget = composed([(poisson(2.0, 3, 6), 3)], DELTA)
-    run = tiny_npz, DP, f'federation="{federation}" dp.budget={budget}'
+    run = DP, f'federation="{federation}" dp.budget={budget}'
     serial_run(*run)
     before = sorted((tmp_path / "runs").iterdir())
     with pytest.raises(RunError, match=r"^dp\.budget = .* earlier runs \(1\) have spent"):
@@ -283,11 +264,11 @@ def test_a_run_beyond_the_budget_is_refused_before_it_begins(
     assert len(ledger.read(federation).runs) == 1
     serial_run(*run, "num-rounds=1")  # there is room for that
     with pytest.raises(RunError, match=r"^dp\.budget = 0\.5: 2 rounds would spend"):
-        serial_run(tiny_npz, DP, "dp.budget=0.5")
+        serial_run(DP, "dp.budget=0.5")
 
 
 def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
-    serial_run, tiny_npz, federation, monkeypatch
+    serial_run, federation, monkeypatch
 ):
     seen, aggregate = [], Rounds.aggregate_train
 
@@ -298,7 +279,7 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
             raise RunError("no more")
 
     monkeypatch.setattr(Rounds, "aggregate_train", stop)
-    run = tiny_npz, DP, f'federation="{federation}" num-rounds=5'
+    run = DP, f'federation="{federation}" num-rounds=5'
     with pytest.raises(RunError, match="no more"):
         serial_run(*run)
     assert [(n.releases, n.finished) for n in seen] == [(5, False)] * 2
@@ -320,11 +301,9 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
     ([], r"^dp\.budget = .*: 40 rounds would spend"),
     ([night("other")], r"^dp\.mode, dp\.sampling: all runs of a federation must"),
 ])  # fmt: skip
-def test_a_finished_run_that_may_not_go_on_stays_as_it_is(
-    other, line, serial_run, tiny_npz, federation
-):
+def test_a_finished_run_that_may_not_go_on_stays_as_it_is(other, line, serial_run, federation):
     budget = composed([(poisson(2.0, 2, 4), 3)], DELTA)
-    run = tiny_npz, DP, f'federation="{federation}" dp.budget={budget} unseen-clients="4,5"'
+    run = DP, f'federation="{federation}" dp.budget={budget} unseen-clients="4,5"'
     folder = serial_run(*run)
     with ledger.editing(federation) as book:
         book.runs += other
@@ -336,7 +315,7 @@ def test_a_finished_run_that_may_not_go_on_stays_as_it_is(
 
 
 def test_a_run_that_is_resumed_stays_in_its_federation_and_budget(
-    serial_run, tiny_npz, federation, monkeypatch, tmp_path
+    serial_run, federation, monkeypatch, tmp_path
 ):
     """Also if the same command is given without these keys, by name or as the latest."""
     round_row = Report.round
@@ -347,7 +326,7 @@ def test_a_run_that_is_resumed_stays_in_its_federation_and_budget(
             raise RunError("killed")
 
     monkeypatch.setattr(Report, "round", killed)
-    run = tiny_npz, DP, "num-rounds=3"
+    run = DP, "num-rounds=3"
     member, budget = f'federation="{federation}"', "dp.budget=1e3"
     with pytest.raises(RunError, match="killed"):
         serial_run(*run, member, budget)
@@ -367,7 +346,7 @@ def test_a_run_that_is_resumed_stays_in_its_federation_and_budget(
 
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_run_without_privacy_that_ends_early_has_released_what_it_began(
-    last, serial_run, tiny_npz, federation, monkeypatch
+    last, serial_run, federation, monkeypatch
 ):
     """By then, clients have the model of the round, so that epsilon has no limit any more."""
     evaluate = Rounds.configure_evaluate
@@ -378,7 +357,7 @@ def test_a_run_without_privacy_that_ends_early_has_released_what_it_began(
         return evaluate(rounds, round_)
 
     monkeypatch.setattr(Rounds, "configure_evaluate", stop)
-    run = tiny_npz, DP, f'dp.mode="none" federation="{federation}" num-rounds=3'
+    run = DP, f'dp.mode="none" federation="{federation}" num-rounds=3'
     with pytest.raises(RunError, match="no more"):
         serial_run(*run)
     (left,) = ledger.read(federation).runs
@@ -391,6 +370,6 @@ def test_a_run_without_privacy_that_ends_early_has_released_what_it_began(
         assert (again.releases, again.round, again.finished) == (3, 3, True)
 
 
-def test_a_run_with_adapters_is_no_start_for_another(serial_run, tiny_npz, federation):
+def test_a_run_with_adapters_is_no_start_for_another(serial_run, federation):
     with pytest.raises(RunError, match=r"^adapter-rank = 2: no later run of a federation"):
-        serial_run(tiny_npz, f'strategy="fedavg" adapter-rank=2 federation="{federation}"')
+        serial_run(f'strategy="fedavg" adapter-rank=2 federation="{federation}"')

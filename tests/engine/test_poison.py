@@ -31,13 +31,13 @@ ARRAYS, METRICS = f"arrays-{BAD}", f"metrics-{BAD}"
 
 
 @pytest.fixture
-def poisoned(serial_run, tiny_npz, monkeypatch):
+def poisoned(serial_run, monkeypatch):
     """Return run(kind, change, *run_config): `change` alters client BAD's replies of a kind."""
 
     def run(kind, change, *run_config, supernodes=1):
         with monkeypatch.context() as patch:
             alter_replies(patch, kind, change)
-            return serial_run(tiny_npz, RUN, *run_config, num_supernodes=supernodes)
+            return serial_run(RUN, *run_config, num_supernodes=supernodes)
 
     return run
 
@@ -467,10 +467,10 @@ def test_scores_that_pass_can_harm_no_mean(strategy, checks):
     both_outcomes(evaluations(strategy), read, check)
 
 
-def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run, tiny_npz):
+def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run):
     """Norms of gradients before clipping, which stay on the client."""
     options = 'strategy="perfreezeclip" local-epochs=2 num-clients=3 num-rounds=1 max-value=1.2'
-    folder = serial_run(tiny_npz, options)
+    folder = serial_run(options)
     states = [load_file(path) for path in folder.glob("clients/*/round-*.safetensors")]
     norms = [v.max() for state in states for k, v in state.items() if k.startswith("norms/")]
     assert max(norms) > 1.2

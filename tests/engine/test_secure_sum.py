@@ -18,6 +18,7 @@ from fedapps.secure.client import FILE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
+from tests.support.devices import node_configs
 from tests.support.fake_grid import alter_replies
 from tests.support.missing import failing
 
@@ -26,9 +27,9 @@ RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1
 
 
 @pytest.fixture
-def run(serial_run, tiny_npz):
+def run(serial_run):
     """Return run(*options, **arguments) -> run directory; clients that fail do not end the run."""
-    return partial(serial_run, tiny_npz, RUN)
+    return partial(serial_run, RUN)
 
 
 @pytest.fixture
@@ -36,14 +37,11 @@ def device_run(flat_config, no_plots, tmp_path, make_npz):
     """Return run(count, *options) -> run directory, of so many devices with data of their own."""
 
     def run(count, *options):
-        nodes = [
-            {
-                "client-id": client,
-                "data": str(make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)),
-                "state-dir": str(tmp_path / f"state-{client}"),
-            }
+        data = [
+            make_npz(tmp_path / f"{client}.npz", train=40 + client, seed=client)
             for client in range(count)
         ]
+        nodes = node_configs(data, tmp_path)
         keys = f'dataset="device" input-shape="1,8,8" num-classes=3 num-clients={count}'
         return run_serial(flat_config(RUN, keys, "batch-size=8", *options), node_configs=nodes)
 

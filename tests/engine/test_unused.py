@@ -73,9 +73,9 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "extra"), CASES)
-def test_without_effect_is_so(method, extra, flat_config, serial_run, tiny_npz, untimed_rounds):
+def test_without_effect_is_so(method, extra, flat_config, serial_run, untimed_rounds):
     """Every such key with another value, all at once: the same bytes."""
-    options = [RUN, tiny_npz, f'strategy="{method}" {needed(method)}', extra]
+    options = [RUN, f'strategy="{method}" {needed(method)}', extra]
     keys = told(flat_config(*options)) & set(OTHER)
     if not keys:
         return
