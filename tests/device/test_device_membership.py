@@ -35,9 +35,12 @@ class ChangingGrid(DeviceGrid):
         return super().push_messages(messages)
 
 
-def run_changing(flat, nodes, present):
-    grid = ChangingGrid(client_app.app, flat, nodes, present=present)
+def run_on(grid, flat):
     return server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+
+
+def run_changing(flat, nodes, present):
+    return run_on(ChangingGrid(client_app.app, flat, nodes, present=present), flat)
 
 
 def test_devices_join_and_leave_between_rounds(flat_config, no_plots, nodes, read_csv):
@@ -139,35 +142,29 @@ def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypa
     assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
 
 
-def test_a_lost_device_costs_its_client_only(flat_config, no_plots, nodes, read_csv, read_rounds):
-    class LosingGrid(DeviceGrid):
-        def push_messages(self, messages):
-            ids = super().push_messages(messages)
-            self.messages = [
-                m
-                for m in self.messages
-                if not (m.metadata.message_type == "train" and m.metadata.dst_node_id == 2)
-            ]
-            return ids
-
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1 round-timeout=1.0')
-    grid = LosingGrid(client_app.app, flat, nodes)
-    folder = server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
-    (event,) = read_csv(folder, "events.csv")
-    assert (event["client"], event["detail"]) == ("1", "no reply in time")
-    assert read_rounds(folder)[0]["failures"] == 1
-
-
 class DeafGrid(DeviceGrid):
-    """Devices that never get a message of the given rounds."""
+    """Devices that never get a message of the given rounds, or (type, node)."""
 
     deaf = frozenset()
 
     def push_messages(self, messages):
         ids = super().push_messages(messages)
-        heard = [m for m in self.messages if m.metadata.group_id not in self.deaf]
-        self.messages = heard
+        self.messages = [m for m in self.messages if not self.is_lost(m.metadata)]
         return ids
+
+    def is_lost(self, about):
+        return {about.group_id, (about.message_type, about.dst_node_id)} & self.deaf
+
+
+def test_a_lost_device_costs_its_client_only(
+    flat_config, no_plots, nodes, read_csv, read_rounds, monkeypatch
+):
+    monkeypatch.setattr(DeafGrid, "deaf", {("train", 2)})
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1 round-timeout=1.0')
+    folder = run_on(DeafGrid(client_app.app, flat, nodes), flat)
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["client"], event["detail"]) == ("1", "no reply in time")
+    assert read_rounds(folder)[0]["failures"] == 1
 
 
 def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_model, monkeypatch):
@@ -178,8 +175,7 @@ def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_m
         options = f'strategy="fedper" num-rounds={rounds_} client-state="reset" round-timeout=0.5'
         options += f' run-name="r{rounds_}"'
         flat = flat_config(RUN, options)
-        grid = DeafGrid(client_app.app, flat, nodes)
-        folders.append(server_app.run(grid, Context(1, 0, {}, RecordDict(), flat)))
+        folders.append(run_on(DeafGrid(client_app.app, flat, nodes), flat))
     two, one = folders
     assert [row["failures"] for row in read_csv(two, "rounds.csv")] == ["0", "3"]
     assert {e["detail"] for e in read_csv(two, "events.csv")} == {"no reply in time"}
@@ -190,7 +186,6 @@ def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_m
 def test_devices_that_are_never_heard_of_end_the_run(flat_config, no_plots, nodes, monkeypatch):
     monkeypatch.setattr(DeafGrid, "deaf", {"1", "2", "3"})
     flat = flat_config(RUN, 'strategy="fedper" num-rounds=9 round-timeout=0.2')
-    grid = DeafGrid(client_app.app, flat, nodes)
     line = r"^round 2: 3 of 3 clients failed \(all failed\); client 0: no reply in time$"
     with pytest.raises(RunError, match=line):
-        server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+        run_on(DeafGrid(client_app.app, flat, nodes), flat)

@@ -82,8 +82,9 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
         if number > 1:
             assert starts_from(nodes, model(tmp_path, number - 1))
             before = load_file(model(tmp_path, number - 1))
-            for name, value in fits[0][0].workspace.initial.items():
-                np.testing.assert_array_equal(value, before[name])
+            for client, *_ in fits:
+                for name, value in client.workspace.initial.items():
+                    np.testing.assert_array_equal(value, before[name])
     assert trained == [48, 64, 80]
 
     status, out, _ = night("--history", new=False)

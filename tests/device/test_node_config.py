@@ -119,8 +119,9 @@ def test_a_private_key_on_a_device_is_warned_of(device, tmp_path, capsys):
 
 
 def test_a_missing_key_is_named():
-    with pytest.raises(RunError, match=r"^node-config: data is missing; give all three: "):
-        NodeConfig.of({"client-id": 0, "state-dir": "/b"})
+    for key in NODE:
+        with pytest.raises(RunError, match=rf"^node-config: {key} is missing; give all three: "):
+            NodeConfig.of({other: value for other, value in NODE.items() if other != key})
     with pytest.raises(RunError, match=r"^node-config: client-id is missing"):
         NodeConfig.of({"model-key": "/a.pub"})
 

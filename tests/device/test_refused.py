@@ -42,17 +42,25 @@ def test_a_clock_that_is_right_is_not_blamed(ahead):
     assert told == (refused.UNKNOWN, refused.NOT_LET_IN)
 
 
-@pytest.mark.parametrize(("end", "left"), [
-    (SystemExit(0), []),
-    (httpx.HTTPError("for more, see https://"), ["The SuperLink has refused this device."]),
+@pytest.mark.parametrize(("answer", "end", "status", "left"), [
+    (401, SystemExit(0), 1, []),
+    (401, httpx.HTTPError("for more, see https://"), 1, ["The SuperLink has refused this device."]),
+    (200, SystemExit(0), 0, []),
+    (200, None, 1, ["Lost the SuperLink."]),
 ])  # fmt: skip
-def test_a_device_that_was_removed_ends_with_an_error(end, left, monkeypatch, caplog):
-    """Flower ends its SuperNode as if it had been told to, or with an address of documentation."""
+def test_a_device_that_was_removed_ends_with_an_error(
+    answer, end, status, left, monkeypatch, caplog
+):
+    """Flower ends its SuperNode as if it had been told to, or with an address of documentation.
+
+    Without a SuperLink its function just returns.
+    """
     refusals, context, found = refused.Refusals(), SimpleNamespace(rpc_method=BEAT), []
 
     def run():
-        refusals.intercept(context, lambda _: httpx.Response(401))
-        raise end
+        refusals.intercept(context, lambda _: httpx.Response(answer))
+        if end:
+            raise end
 
     monkeypatch.setattr(supernode.flower, "command", lambda _: run)
     monkeypatch.setattr(supernode.flower, "flwr_exit", lambda code, text: found.append(text))
@@ -65,7 +73,8 @@ def test_a_device_that_was_removed_ends_with_an_error(end, left, monkeypatch, ca
     monkeypatch.setenv("PATH", os.environ["PATH"])
     with pytest.raises(SystemExit) as ended:
         supernode.main()
-    assert ended.value.code == 1 and found == left and caplog.messages == [refused.UNKNOWN]
+    assert ended.value.code == status and found == left
+    assert caplog.messages == [refused.UNKNOWN] * (answer == 401)
 
 
 def test_other_answers_are_no_refusals():

@@ -125,14 +125,25 @@ def test_a_budget_that_is_set_later_knows_of_updates_without_noise(
     assert counts(nodes)[1] == {"1.0": 1}
 
 
-@pytest.mark.parametrize("given", ["8", True, -1, 0, 0.0, float("inf"), float("nan")])
-def test_a_budget_is_a_number_above_0(given):
+NO_BUDGETS = ["8", True, -1, 0, 0.0, float("inf"), float("nan")]
+NO_DELTAS = ["1e-5", True, 0, 0.0, 1.0, float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        *(("dp-budget", given) for given in NO_BUDGETS),
+        *(("dp-delta", given) for given in NO_DELTAS),
+    ],
+)
+def test_a_budget_is_a_number_above_0_and_a_delta_one_below_1(key, given):
     """A budget of 0 would look like the server's `dp.budget=0`, which means any."""
     node = {"client-id": 0, "data": "/a", "state-dir": "/b"}
-    with pytest.raises(RunError, match=f'^node-config: dp-budget = "{given}": must be a number'):
-        Device.of(node | {"dp-budget": given})
-    assert Device.of(node | {"dp-budget": 8}).budget == 8.0
-    assert Device.of(node).budget is None
+    with pytest.raises(RunError, match=f'^node-config: {key} = "{given}": must be a number'):
+        Device.of(node | {key: given})
+    both = Device.of(node | {"dp-budget": 8, "dp-delta": 1e-7})
+    assert (both.budget, both.delta) == (8.0, 1e-7)
+    assert (Device.of(node).budget, Device.of(node).delta) == (None, DELTA)
 
 
 def test_a_count_that_cannot_be_read_is_no_zero(tmp_path):
@@ -150,15 +161,6 @@ def test_noise_that_the_server_can_subtract_counts_as_none(device_run, nodes, re
     (detail,) = left_out(read_csv, device_run(*seeded)).values()
     assert "the run's noise comes from its seed, which the server knows" in detail
     assert counts(nodes) == [{}, {"0.0": 1}, {"0.0": 1}]
-
-
-@pytest.mark.parametrize("given", ["1e-5", True, 0, 0.0, 1.0, float("nan")])
-def test_a_delta_is_a_number_between_0_and_1(given):
-    node = {"client-id": 0, "data": "/a", "state-dir": "/b", "dp-budget": 8}
-    with pytest.raises(RunError, match=f'^node-config: dp-delta = "{given}": must be a number'):
-        Device.of(node | {"dp-delta": given})
-    assert Device.of(node | {"dp-delta": 1e-7}).delta == 1e-7
-    assert Device.of(node).delta == DELTA
 
 
 def test_a_device_counts_at_its_own_delta(device_run, nodes, read_csv):

@@ -13,8 +13,8 @@ from fedapps.core.errors import RunError
 from fedapps.device.device import Device, device_workspace
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, read_greeting
-from tests.device.helpers import DEVICES, initial_copy, left_out
 from tests.device.helpers import RUN as OWN
+from tests.device.helpers import initial_copy, left_out
 
 RUN = 'strategy="fedavg" model="lenet5" num-rounds=1 local-epochs=1'
 
@@ -53,20 +53,6 @@ def night(device_run, tmp_path):
     path.write_bytes((folder / "model.safetensors").read_bytes())
     signing.make_key(tmp_path / "model.key")
     return path
-
-
-def test_devices_get_the_initial_model_from_the_server(device_run, nodes, night, fits):
-    """With a learning rate of nothing a device ends where the model began."""
-    fits.clear()
-    device_run(RUN, f'initial-model="{night}" lr=1e-30')
-    given = load_file(night)
-    assert len(fits) == DEVICES
-    for client, *_ in fits:
-        own = initial_copy(nodes[client.client]["state-dir"])
-        assert client.workspace.settings.initial_model == str(own)
-        assert own.read_bytes() == night.read_bytes()
-        for key, value in client.workspace.initial.items():
-            np.testing.assert_array_equal(value, given[key])
 
 
 def test_a_device_with_a_key_takes_only_signed_models(
@@ -134,13 +120,6 @@ def test_runs_with_other_initial_models_can_take_turns_on_a_device(flat_config, 
     assert not device.hello(keys["b"], sent("b")).problem
     assert scale("b") == {2.0}
     assert len([*device.state_dir.glob("initial-model*")]) == 2
-
-
-def test_a_run_from_the_seed_needs_no_signature(device_run, nodes, tmp_path, read_csv):
-    signing.make_key(tmp_path / "model.key")
-    for node in nodes:
-        node["model-key"] = str(tmp_path / "model.pub")
-    assert left_out(read_csv, device_run(RUN)) == {}
 
 
 def test_a_key_that_cannot_be_used_is_said_by_the_device(device_run, nodes, read_csv):

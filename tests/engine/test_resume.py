@@ -573,22 +573,6 @@ def test_a_power_cut_takes_nothing_that_a_resumed_run_needs(serial_run, monkeypa
 # What clients keep --------------------------------------------------------------------------
 
 
-def test_a_broken_state_gives_way_to_the_older_one(tmp_path):
-    import torch
-
-    store = ClientStore(tmp_path / "clients/7")
-    for round_ in (2, 4):
-        store.save(round_, {"x": torch.tensor([float(round_)])})
-    newest = store.folder / "round-000004.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[-1] ^= 1
-    for content in (data, data[:-3], b""):
-        newest.write_bytes(bytes(content))
-        version, state = store.load_version(9)
-        assert (version, state["x"].item()) == (2, 2.0)
-    assert store.load_version(2) == (NONE, {})
-
-
 def test_the_older_checkpoint_finds_its_states(tmp_path):
     """Of all versions those stay that a run needs from either checkpoint on."""
     import torch
