@@ -97,13 +97,12 @@ def test_a_command_that_flower_lacks_is_one_line():
         flower.command("flower-hyperlink")
 
 
-@pytest.mark.parametrize("module", ["fedapps.wire.superlink", "fedapps.device.supernode"])
-def test_flower_finds_its_other_programs_without_a_path(module):
+def test_flower_finds_its_other_programs_without_a_path():
     """As a supervisor starts a program, or who types .venv/bin/fedapps."""
-    code = f"""if True:
+    code = """if True:
         import shutil
         from fedapps.core import flower
-        from {module} import main
+        from fedapps.wire.superlink import main
         flower.command = lambda name: lambda: print(shutil.which("flower-superexec"), flush=True)
         main()
     """

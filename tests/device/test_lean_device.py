@@ -39,18 +39,16 @@ def lean(*words, cwd):
     )  # fmt: skip
 
 
-@pytest.fixture
-def walk(tmp_path):
-    """Return walk(data) -> what `tests/support/walk.py` says of a round on a device with it."""
-
-    def walk(data):
-        node = {"client-id": 1, "data": str(data), "state-dir": str(tmp_path / "state")}
-        program = ROOT / "tests" / "support" / "walk.py"
-        done = lean(program, json.dumps(RUN), json.dumps(node), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return walk
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory, make_npz):
+    """What `tests/support/walk.py` says of a round on a device, and its state folder."""
+    folder = tmp_path_factory.mktemp("walk")
+    data, state = make_npz(folder / "own.npz"), folder / "state"
+    node = {"client-id": 1, "data": str(data), "state-dir": str(state)}
+    program = ROOT / "tests" / "support" / "walk.py"
+    done = lean(program, json.dumps(RUN), json.dumps(node), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) | {"state": state}
 
 
 def test_the_lock_is_a_part_of_the_whole_one_without_addresses():
@@ -63,23 +61,21 @@ def test_the_lock_is_a_part_of_the_whole_one_without_addresses():
     assert "://" not in device.read_text("utf-8")
 
 
-def test_the_app_of_a_device_loads_nothing_that_only_servers_need(tmp_path):
+def test_the_app_of_a_device_loads_nothing_that_only_servers_need(walk):
     """Each message of another app, and each run, loads it anew; on a small device that counts."""
-    done = lean("-c", "import fedapps.client_app, sys; print(*sys.modules)", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    loaded = {*done.stdout.split()}
+    names = walk["loaded"]  # in their order; the commands of a device come after the app
+    loaded = {*names[: names.index("fedapps.cli")]}
     assert "fedapps.device.personalized" in loaded
     servers = {"drawing", "compare", "report.report", "engine.checkpoint", "engine.rounds"}
     assert loaded.isdisjoint(f"fedapps.{name}" for name in servers)
 
 
-def test_a_round_needs_the_packages_of_the_lock_only(walk, tmp_path, make_npz):
-    found = walk(make_npz(tmp_path / "own.npz"))
-    assert found["failures"] == []
-    assert np.isfinite(found["told"]["train"]["loss"])
-    assert sum(found["told"]["evaluate"]["personalized_total"]) > 0
-    assert (tmp_path / "state" / "personalized.safetensors").is_file()
-    loaded = {name.partition(".")[0] for name in found["loaded"]}
+def test_a_round_needs_the_packages_of_the_lock_only(walk):
+    assert walk["failures"] == []
+    assert np.isfinite(walk["told"]["train"]["loss"])
+    assert sum(walk["told"]["evaluate"]["personalized_total"]) > 0
+    assert (walk["state"] / "personalized.safetensors").is_file()
+    loaded = {name.partition(".")[0] for name in walk["loaded"]}
     assert {"flwr", "torch", "clients"} <= loaded
     assert not loaded & HEAVY
 

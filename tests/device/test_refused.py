@@ -1,6 +1,7 @@
 """A device says why the SuperLink refuses it."""
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from email.utils import formatdate
@@ -70,9 +71,10 @@ def test_a_device_that_was_removed_ends_with_an_error(
     monkeypatch.setattr(sys, "argv", ["flower-supernode"])
     monkeypatch.setattr(os, "umask", lambda _: 0)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # as a supervisor starts it
     with pytest.raises(SystemExit) as ended:
         supernode.main()
+    assert shutil.which("flower-superexec"), "which it starts"
     assert ended.value.code == status and found == left
     assert caplog.messages == [refused.UNKNOWN] * (answer == 401)
 

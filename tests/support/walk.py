@@ -3,7 +3,7 @@
     python tests/support/walk.py RUN_CONFIG NODE_CONFIG  # JSON
 
 The messages are those of the server, which is not there. Nothing of the tests is imported, so that
-the process loads what a device loads.
+the process loads what a device loads: the ClientApp first.
 """
 
 import json
@@ -51,4 +51,4 @@ def main(run_config, node_config):
 
 if __name__ == "__main__":
     failures, told = main(*map(json.loads, sys.argv[1:]))
-    print(json.dumps({"failures": failures, "told": told, "loaded": sorted(sys.modules)}))
+    print(json.dumps({"failures": failures, "told": told, "loaded": [*sys.modules]}))
