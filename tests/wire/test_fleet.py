@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
@@ -297,16 +297,6 @@ def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
         known = {client for node in answering[:position] for client in parts[node]}
         ready = list(itertools.takewhile(known.__contains__, sorted(everybody)))
         assert count == len([client for client in ready if client not in failing])
-
-
-def test_an_error_reply_fails_the_clients_of_its_message_only():
-    exchange, messages = make_exchange([[1, 4], [2]])
-    replies = [
-        Message(Error(3, "OSError: gone"), reply_to=messages[0]),
-        reply_to(messages[1], [make_update(2)], []),
-    ]
-    assert [update.client for update in exchange.updates(replies, LAYOUT, no_figures)] == [2]
-    assert exchange.failures == [Failure(1, "OSError: gone"), Failure(4, "OSError: gone")]
 
 
 def test_late_and_repeated_replies_are_ignored():
