@@ -86,7 +86,7 @@ GROWING = ["fedavg", "feddyn", "fedper", "lgfedavg", "fedfomo", "pfedsim", "fedc
 
 @pytest.mark.parametrize("strategy", [*GROWING, "fedfc"])
 def test_a_resumed_run_has_more_devices(strategy, device_run, nodes, read_csv):
-    method = f'strategy="{strategy}" {needed(strategy)}'
+    method = f'strategy="{strategy}" {needed(strategy)} evaluate-every=0'
     folder = device_run(f"{method} num-clients=2", nodes=nodes[:2])
     more = f'{method} num-clients=3 num-rounds=3 resume="{folder}"'
     assert device_run(more) == folder

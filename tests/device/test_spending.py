@@ -18,7 +18,7 @@ from tests.device.helpers import left_out
 DELTA = 1e-5
 RUN = (
     'strategy="fedavg" model="lenet5" local-epochs=1 dp.mode="local" dp.clip-norm=0.01 '
-    f"dp.secret-noise=true dp.delta={DELTA}"
+    f"dp.secret-noise=true dp.delta={DELTA} evaluate-every=0"
 )
 
 
@@ -54,7 +54,7 @@ def test_a_state_folder_that_somebody_deletes_is_made_again(
             shutil.rmtree(nodes[0]["state-dir"])
 
     monkeypatch.setattr(Rounds, "aggregate_evaluate", and_delete)
-    folder = device_run(RUN, f'dp.mode="{mode}" num-rounds=3')
+    folder = device_run(RUN, f'dp.mode="{mode}" num-rounds=3 evaluate-every=1')
     assert {row["failures"] for row in read_csv(folder, "rounds.csv")} == {"0"}
     assert counts(nodes)[0] == counted
     assert Path(nodes[0]["state-dir"]).stat().st_mode & 0o777 == 0o700

@@ -154,7 +154,7 @@ CASES = [
 def test_the_model_is_made_of_the_updates_that_count(
     options, rule, run, devices, fits, workspace_of, read_rounds, read_model, read_csv
 ):
-    folder = run(devices(), options, "num-rounds=6")
+    folder = run(devices(), options, "num-rounds=6 evaluate-every=0")
     model, ends, staleness = replayed(fits, workspace_of(folder), 6, **rule)
     assert [r["virtual_seconds"] for r in read_rounds(folder)] == pytest.approx(ends, rel=1e-12)
     for key, array in read_model(folder).items():
@@ -187,7 +187,7 @@ def test_a_buffer_of_the_whole_cohort_on_equal_devices_is_fedavg(
 
 def test_who_drops_out_is_asked_but_never_trains(run, devices, fits, read_csv, read_rounds):
     """It costs no time without a deadline; with one, the server waits for it until then."""
-    folder = run(devices(), "dropout=0.4 num-rounds=8 deadline=1000.0")
+    folder = run(devices(), "dropout=0.4 num-rounds=8 deadline=1000.0 evaluate-every=0")
     trained = {(request.plan.round, request.client) for _, _, request, _ in fits}
     gone = {(int(e["round"]), int(e["client"])) for e in read_csv(folder, "events.csv")}
     chosen = {(r, c) for r in range(1, 9) for c in sample_clients(0, r, 6, 0.5)}
@@ -196,7 +196,7 @@ def test_who_drops_out_is_asked_but_never_trains(run, devices, fits, read_csv, r
     waited = {r for r in range(1, 9) if ends[r] - ends[r - 1] == pytest.approx(1000.0)}
     assert waited == {r for r, _ in gone} < {*range(1, 9)}
     assert {row["failures"] for row in read_rounds(folder)} == {0}
-    again = run(devices(), 'strategy="fedper" dropout=0.4 num-rounds=8')
+    again = run(devices(), 'strategy="fedper" dropout=0.4 num-rounds=8 evaluate-every=0')
     assert gone == {(int(e["round"]), int(e["client"])) for e in read_csv(again, "events.csv")}
 
 
@@ -225,7 +225,8 @@ def test_it_is_said_if_no_update_counts(options, warned, run, devices, capsys, f
 
 
 def test_only_available_clients_are_asked(run, devices, fits):
-    run(devices(availability=[1, 1, 1, 0.5, 0.5, 1e-12]), "fraction-train=0.6 num-rounds=30")
+    there = devices(availability=[1, 1, 1, 0.5, 0.5, 1e-12])
+    run(there, "fraction-train=0.6 num-rounds=30 evaluate-every=0")
     asked = [request.client for _, _, request, _ in fits]
     counts = np.bincount(asked, minlength=6)
     assert counts.sum() == 30 * 3  # always the cohort, for there are never fewer

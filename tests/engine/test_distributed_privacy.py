@@ -35,7 +35,7 @@ CLIENTS = 6
 CLIP, Z = 0.5, 0.8
 RUN = (
     f'strategy="fedavg" secure-sum=true dp.mode="distributed" num-clients={CLIENTS}'
-    f" fraction-train=1.0 num-rounds=2 dp.clip-norm={CLIP} dp.noise-multiplier={Z}"
+    f" fraction-train=1.0 num-rounds=2 dp.clip-norm={CLIP} dp.noise-multiplier={Z} evaluate-every=0"
 )
 
 
@@ -93,7 +93,7 @@ def test_the_sum_is_that_of_the_updates_and_of_enough_noise(
     """Bit for bit; and with a third missing, its variance is still (z S)^2."""
     missing, _, needed, there = MISSING[name]
     failing(monkeypatch, missing)
-    folder = run('model="lenet5" evaluate-every=0')
+    folder = run('model="lenet5"')
     clients, (*_, total) = seen["uploads"][2], seen["sums"]
     assert len(clients) == there == total[0]
     parts = {client: steps_of(*arrays) for client, arrays in clients.items()}

@@ -23,7 +23,10 @@ from tests.support.fake_grid import alter_replies
 from tests.support.missing import failing
 
 CLIENTS = 6
-RUN = f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1.0 num-rounds=2'
+RUN = (
+    f'strategy="fedavg" secure-sum=true num-clients={CLIENTS} fraction-train=1.0 num-rounds=2 '
+    "evaluate-every=0"
+)
 
 
 @pytest.fixture
@@ -152,7 +155,7 @@ MISSING = {
 def test_up_to_a_third_may_be_missing(steps, run, uploads, monkeypatch, read_model, read_csv):
     """Those that have uploaded count; the others are failures of the round."""
     failing(monkeypatch, steps)
-    folder = run("evaluate-every=0")
+    folder = run()
     gone = sorted(c for step, clients in steps.items() if step != "unmask" for c in clients)
     is_mean(read_model(folder), plain_mean(uploads, 2, without=gone))
     events = read_csv(folder, "events.csv")
@@ -183,7 +186,7 @@ def test_a_round_from_which_too_many_drop_out_trains_nobody(
     run, uploads, read_csv, read_rounds, read_model
 ):
     """One with two clients is like one without clients, and no reason to end the run."""
-    folder = run("devices=lognormal dropout=0.55 num-rounds=5 seed=200 evaluate-every=0")
+    folder = run("devices=lognormal dropout=0.55 num-rounds=5 seed=200")
     events = read_csv(folder, "events.csv")
     gone = [int(event["round"]) for event in events if event["kind"] == "dropout"]
     there = [CLIENTS - gone.count(round_) for round_ in range(1, 6)]
@@ -257,7 +260,7 @@ def lying(run, monkeypatch):
 
     def lying_run(kind, change, *options):
         alter_replies(monkeypatch, kind, change)
-        return run("num-rounds=1 evaluate-every=0", *options)
+        return run("num-rounds=1", *options)
 
     return lying_run
 
