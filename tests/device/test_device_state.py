@@ -88,7 +88,7 @@ def test_a_directory_of_the_same_name_is_another_run(device_run, nodes, capsys):
 def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypatch):
     """What they stored after the checkpoint goes; the run ends as one that was not killed."""
     monkeypatch.setattr(checkpoint, "KEPT", 100)
-    options = 'strategy="fedper" num-rounds=4 client-state="reset"'
+    options = 'strategy="fedper" num-rounds=4 client-state="reset" evaluate-every=0'
     whole = device_run(options, 'run-name="whole"')
     states = [newest(Path(node["state-dir"])) for node in nodes]
     killed = device_run(options, 'run-name="killed"')
@@ -106,7 +106,7 @@ def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypat
 
 
 def test_a_device_whose_data_change_during_a_run_says_so(device_run, nodes, tmp_path, read_csv):
-    options = 'strategy="fedper" client-state="reset"'
+    options = 'strategy="fedper" client-state="reset" evaluate-every=0'
     folder, own = device_run(options), np.load(nodes[1]["data"])
     arrays = {key: own[key] for key in own}
     arrays["train_images"] = arrays["train_images"][::-1]

@@ -26,7 +26,7 @@ from fedapps.training.workspace import workspace
 from tests.support import kinds
 from tests.support.tls import make_tls
 
-TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12"
+TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12 evaluate-every=0"
 
 
 def call(command, *words):
