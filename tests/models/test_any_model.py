@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet18
 
 from fedapps import models
@@ -21,7 +20,7 @@ from fedapps.models.blocks import of_images
 from fedapps.models.layers import layout_of, put, run, take
 from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.split.strategy import SplitStrategy
-from fedapps.training.costs import SAMPLES, profile
+from fedapps.training.costs import profile
 from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Stage
@@ -209,58 +208,6 @@ def test_torchvisions_resnet18_as_it_is():
     assert model.layer4.training
     assert not model.layer3.training
     assert not model.bn1.training
-
-
-@pytest.fixture
-def resnet(monkeypatch):
-    """The model "tv-resnet18": torchvision's, unchanged."""
-    spec = of_images(lambda shape, classes: resnet18(num_classes=classes))
-    monkeypatch.setitem(models.MODELS, "tv-resnet18", spec)
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "travels"),
-    [
-        (
-            "fedper",
-            'fedper.personal-layers="layer4,fc"',
-            ("conv1", "bn1", "layer1", "layer2", "layer3"),
-        ),
-        ("fedseq", 'fedseq.schedule="vanilla" fedseq.unfreeze-rounds="0,7,8,9,10,11"', ("conv1",)),
-    ],
-)
-def test_slices_of_resnet18_have_exactly_the_bytes_of_their_layers(
-    method, options, travels, resnet, serial_run, make_npz, tmp_path, read_csv
-):
-    images = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), np.uint8)
-    own = {"train_images": images[:16], "test_images": images[16:]}
-    path = make_npz(tmp_path / "own.npz", train=16, test=8, **own)
-    folder = serial_run(
-        f'dataset="{path}" model="tv-resnet18" strategy="{method}" {options} partitioner="iid"',
-        "num-clients=2 num-rounds=1 fraction-train=1.0 local-epochs=1 finetune-epochs=0",
-        "batch-size=8",
-    )
-    state = resnet18(num_classes=3).state_dict()
-    size = sum(
-        4 * value.numel()
-        for key, value in state.items()
-        if key.split(".")[0] in travels and value.is_floating_point()
-    )
-    row = read_csv(folder, "rounds.csv")[0]
-    assert (int(row["bytes_up"]), int(row["bytes_down"])) == (2 * size, 2 * size)
-
-
-@pytest.mark.parametrize("trained", ["all", "fc"])
-def test_macs_of_resnet18_agree_with_torch(trained):
-    model = resnet18(num_classes=10)
-    found = layout(model)
-    layers = found.names if trained == "all" else ("fc",)
-    facts = profile(model, found, (3, 32, 32))
-    freeze_all_but(model, found, layers)
-    model.eval()
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(SAMPLES, 3, 32, 32)).sum().backward()
-    assert facts.step_macs(layers, "conv1") * SAMPLES == counter.get_total_flops() / 2
 
 
 def test_macs_of_recurrent_layers_and_attention_by_hand():
