@@ -25,25 +25,6 @@ from tests.support.split_float64 import SPLIT
 from tests.support.split_rounds import let_time_pass
 
 
-def test_bytes_are_labels_features_and_gradients(serial_run, tiny_npz, read_rounds, workspace_of):
-    """Labels are int64, fc1 of the cnn has 512 outputs; weights travel in Flower's message."""
-    folder = serial_run(
-        f'{tiny_npz} strategy="fedfc" fedfc.cuts="3,2,3" num-clients=3 fraction-train=1.0 '
-        "num-rounds=1 evaluate-every=0 local-epochs=2"
-    )
-    (row,) = read_rounds(folder)
-    space = workspace_of(folder)
-    sizes = [len(space.population.share(c).train) for c in space.population.training]
-    widths = [512, int(np.prod(space.trainer.profile.shapes["fc1"])), 512]
-    weights = [
-        4 * sum(space.initial[k].size for k in space.layout.keys_of(space.layout.names[:cut]))
-        for cut in (3, 2, 3)
-    ]
-    smashed = [2 * n * 4 * width for n, width in zip(sizes, widths, strict=True)]
-    assert row["bytes_down"] == sum(weights) + sum(smashed)
-    assert row["bytes_up"] == sum(weights) + sum(smashed) + 2 * 8 * sum(sizes)
-
-
 @pytest.mark.parametrize(("strategy", "together"), [
     ('strategy="fedfc" fedfc.cuts="2"', max),
     ('strategy="splitlearning" splitlearning.cut=2', sum),  # one client after another
@@ -74,20 +55,6 @@ def test_virtual_time_has_the_bytes_of_the_channel_and_the_work_of_the_server(
     server = (row["train_macs"] - sum(work.values())) / 1e7
     assert server > 0
     assert row["virtual_seconds"] == pytest.approx(together(seconds) + server, rel=1e-12)
-
-
-def test_layers_handed_on_are_bytes_of_each_client(serial_run, tiny_npz, read_rounds, workspace_of):
-    """Every client receives and sends the layers before the cut; fc1 has 512 outputs."""
-    folder = serial_run(
-        f'{tiny_npz} strategy="splitlearning" splitlearning.cut=3 num-clients=3 '
-        "fraction-train=1.0 num-rounds=1 evaluate-every=0"
-    )
-    (row,) = read_rounds(folder)
-    space = workspace_of(folder)
-    samples = sum(len(space.population.share(c).train) for c in space.population.training)
-    keys = space.layout.keys_of(space.layout.names[:3])
-    both_ways = 3 * 4 * sum(space.initial[k].size for k in keys) + samples * 4 * 512
-    assert (row["bytes_down"], row["bytes_up"]) == (both_ways, both_ways + 8 * samples)
 
 
 def test_a_round_that_is_over_leaves_nothing_in_memory(serial_run, tiny_npz, monkeypatch):
