@@ -205,16 +205,6 @@ def test_test_fraction_changes_nothing_about_who_holds_what():
     assert np.array_equal(held(labels, one), held(labels, two))
 
 
-@pytest.mark.parametrize(
-    ("samples", "fraction", "tests"),
-    [(2, 0.01, 1), (2, 0.99, 1), (3, 0.5, 2), (10, 0.25, 3), (12, 0.25, 3), (100, 0.5, 50)],
-)
-def test_size_of_a_merged_test_set(samples, fraction, tests):
-    chosen = make(num_clients=1, test_fraction=fraction)
-    (share,) = shares(np.zeros(samples, np.int64), samples, chosen)
-    assert (len(share.train), len(share.test)) == (samples - tests, tests)
-
-
 def test_a_share_is_shuffled_before_it_is_split():
     labels, num_train = balanced(2, 200, 200)
     share = shares(labels, num_train, make(num_clients=1, test_fraction=0.5))[0]
