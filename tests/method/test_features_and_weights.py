@@ -4,24 +4,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from fedapps.method import (
     BaseClient,
     BaseStrategy,
-    ClientUpdate,
     CutModel,
     LateMixing,
     Mixing,
     Objective,
-    PlainMean,
     Predictor,
-    Prototypes,
     rehearse,
     under,
 )
-from fedapps.training.draw import Draw
-from tests.support.methods import keeping
 
 RUN = 'strategy="fedavg" model="mlp" num-clients=4 local-epochs=1 batch-size=8 lr=0.1'
 
@@ -80,39 +74,8 @@ class Weighted(BaseClient):
         return super().after_training(plan)
 
 
-def test_weights_of_samples_multiply_their_losses():
-    run = rehearse(Alone, Weighted, RUN)
-    client = run.make(0)
-    x, y = client.train_data
-    plan = run.strategy.plan(1, 0)
-    update = run.train(0, plan)
-    net = nn.Sequential(nn.Flatten(), *(nn.Linear(i, o) for i, o in sizes(run)))
-    fill(net, run)
-    for chosen in Draw(run.strategy.settings.seed, "train", 1, 0).order(0, len(y)).split(8):
-        losses = cross_entropy(forward(net, x[chosen]), y[chosen], reduction="none")
-        loss = (losses * client.weights[chosen]).mean()
-        for p, g in zip(
-            net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
-        ):
-            p.data -= 0.1 * g
-    for value, p in zip(update.arrays.values(), net.parameters(), strict=True):
-        np.testing.assert_allclose(value, p.detach(), atol=1e-6)
-
-
 def sizes(run):
     return [value.shape[::-1] for value in run.strategy.arrays.values() if value.ndim == 2]
-
-
-def fill(net, run):
-    for p, value in zip(net.parameters(), run.strategy.arrays.values(), strict=True):
-        p.data = torch.from_numpy(value.copy())
-
-
-def forward(net, x):
-    z = net[0](x)
-    for layer in net[1:-1]:
-        z = layer(z).relu()
-    return net[-1](z)
 
 
 def test_what_is_in_the_state_travels_down_and_its_mean_comes_back():
@@ -161,55 +124,6 @@ def test_class_features_are_the_bodys_outputs_and_their_means():
     assert costs.macs == len(y) * sum(weights[:-1])
 
 
-def test_prototypes_are_means_of_those_who_have_the_class():
-    strategy = rehearse(Alone, Weighted, RUN).strategy
-    kept = Prototypes(strategy, "p")
-    (name, shape), (_, classes) = kept.shapes.items()
-    assert (name, classes) == ("p/mean", (10,)) and shape[0] == 10
-    one, two = np.ones(shape), np.full(shape, 4.0)
-    first, second = np.eye(10)[0] * 3, np.eye(10)[0] + np.eye(10)[7]
-    kept.average([(one, first), (two, second)])
-    mean, count = strategy.state["p/mean"], strategy.state["p/count"]
-    assert mean[0, 0] == (3 * 1 + 4) / 4 and mean[7, 0] == 4 and not mean[1:7].any()
-    assert count.tolist() == [4, 0, 0, 0, 0, 0, 0, 1, 0, 0]
-    kept.average([(one, first), (two, first)], plain=True)
-    assert mean[0, 0] == 2.5 and mean[7, 0] == 4 and count[[0, 7]].tolist() == [6, 1]
-
-
-def test_clients_get_mixtures_of_what_they_sent_in_this_round():
-    strategy = keeping({"a": np.zeros(2, np.float32)}, clients=4)
-    for client in (1, 3):
-        strategy.keep_last(client, {"a": np.full(2, client, np.float32)})
-    strategy.mix_last([1, 3], np.array([[0.25, 0.75], [1.0, 0.0]]))
-    assert strategy.state["last/a"].tolist() == [[0, 0], [2.5, 2.5], [0, 0], [1, 1]]
-
-
-def test_after_a_warm_up_clients_get_mixtures_of_what_all_sent_last():
-    run = rehearse(Late, BaseClient, RUN)
-    strategy, sent = run.strategy, {}
-
-    def train(clients):
-        run.round += 1
-        plans = {client: strategy.plan(run.round, client) for client in clients}
-        updates = [run.train(client, plan) for client, plan in plans.items()]
-        sent.update({update.client: update.arrays for update in updates})
-        strategy.arrays.update(strategy.aggregate(run.round, iter(updates)))
-        strategy.after_round(run.round)
-
-    def received(client):
-        return strategy.download(run.round + 1, client, strategy.plan(run.round + 1, client))
-
-    train([0, 1])
-    mean = {key: value.copy() for key, value in strategy.arrays.items()}
-    train([1, 2])
-    head = strategy.mixed_keys
-    for client, last in enumerate((sent[1], sent[2], mean, mean)):
-        for key, value in received(client).items():
-            right = last[key] if key in head else strategy.arrays[key]
-            np.testing.assert_array_equal(value, right, err_msg=key)
-    assert strategy.state_bytes() == 4 * sum(mean[key].nbytes for key in head) + 8 * 16
-
-
 def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
     strategy = rehearse(Late, BaseClient, RUN.replace("=4", "=6", 1)).strategy
     strategy.state["seen"] = np.ones((4, 4))
@@ -244,14 +158,6 @@ def test_who_has_joined_and_sent_nothing_has_the_initial_arrays():
     for key in strategy.mixed_keys:
         for row in strategy.state[f"last/{key}"][4:]:
             np.testing.assert_array_equal(row, initial[key])
-
-
-def test_in_a_plain_mean_all_clients_count_the_same():
-    updates = [
-        ClientUpdate(c, {"a": np.full(2, c, np.float32)}, n, {}, n) for c, n in [(1, 9), (2, 1)]
-    ]
-    mean = rehearse(PlainMean, BaseClient, RUN).strategy.aggregate(1, iter(updates))
-    assert mean["a"].tolist() == [1.5, 1.5] and mean["a"].dtype == np.float32
 
 
 def test_a_predictor_has_its_parts_under_their_names():

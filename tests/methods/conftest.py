@@ -1,5 +1,7 @@
 """Tiny runs of two clients, and the strategies that ran them."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,12 @@ from fedapps import models
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.blocks import of_images
 from tests.support.references import LR, two_linear
+
+
+@pytest.fixture
+def serial_run(serial_run, tiny_npz):
+    """The `serial_run` of all tests, on the tiny images."""
+    return partial(serial_run, tiny_npz)
 
 
 @pytest.fixture

@@ -20,33 +20,32 @@ from tests.support.references import ALL, BODY, HEAD
 
 
 @pytest.mark.parametrize("method", ["feddyn", "perfedavg", "fedcmd", "pfedsim", "fedfomo", "fedap"])
-def test_all_clients_fail_is_one_line(tiny_npz, serial_run, monkeypatch, method):
+def test_all_clients_fail_is_one_line(serial_run, monkeypatch, method):
     def fail(*arguments, **options):
         raise ValueError("no luck")
 
     monkeypatch.setattr("fedapps.training.trainer.Trainer.train", fail)
     with pytest.raises(RunError, match=r"3 of 3 clients failed .all failed.*no luck"):
-        serial_run(tiny_npz, f'strategy="{method}" model="lenet5"')
+        serial_run(f'strategy="{method}" model="lenet5"')
 
 
 @pytest.mark.parametrize("option", ["bn-local=true", 'bn-stats="local"', 'bn-stats="batch"'])
 @pytest.mark.parametrize("method", ["ditto", "feddyn", "fedrod", "perfedavg", "fedfomo", "pfedsim"])
-def test_batchnorm_settings_go_with_every_method(tiny_npz, serial_run, read_rounds, method, option):
+def test_batchnorm_settings_go_with_every_method(serial_run, read_rounds, method, option):
     options = f'strategy="{method}" model="lenet5" evaluate-every=0 {option}'
-    rows = read_rounds(serial_run(tiny_npz, options))
+    rows = read_rounds(serial_run(options))
     assert [row["failures"] for row in rows] == [0, 0]
 
 
-def test_clipping_reaches_every_training(tiny_npz, serial_run, read_model, fits):
+def test_clipping_reaches_every_training(serial_run, read_model, fits):
     for option in ('"centralized"', '"fedavg" server-data=0.5'):
         free, clipped = (
-            read_model(serial_run(tiny_npz, f"strategy={option} max-norm={limit}"))
-            for limit in (0, 0.001)
+            read_model(serial_run(f"strategy={option} max-norm={limit}")) for limit in (0, 0.001)
         )
         assert not np.array_equal(free["fc2.fc.weight"], clipped["fc2.fc.weight"])
     fits.clear()
-    serial_run(tiny_npz, 'strategy="ditto" num-rounds=1')
-    serial_run(tiny_npz, 'strategy="ditto" num-rounds=1 max-norm=0.0001')
+    serial_run('strategy="ditto" num-rounds=1')
+    serial_run('strategy="ditto" num-rounds=1 max-norm=0.0001')
     (one, free, *_), (two, clipped, *_) = fits[0], fits[3]
     assert one.client == two.client
     assert not torch.equal(free["v/fc2.fc.weight"], clipped["v/fc2.fc.weight"])
@@ -107,10 +106,10 @@ def test_what_an_evaluation_computes_before_the_score_costs(flat_config, tiny_np
 
 
 @pytest.mark.parametrize("method", ["fedfomo", "pfedsim", "fedap", "pfedhn"])
-def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypatch, method):
+def test_a_new_strategy_goes_on_from_server_state(serial_run, monkeypatch, method):
     """In every round a new object takes over from what a file holds: nothing changes."""
     base = f'strategy="{method}" num-rounds=3 evaluate-every=0 model="lenet5"'
-    plain = serial_run(tiny_npz, base)
+    plain = serial_run(base)
     configure = BaseStrategy.configure_train
 
     def taken_over(self, server_round, arrays, config, grid):
@@ -126,13 +125,13 @@ def test_a_new_strategy_goes_on_from_server_state(tiny_npz, serial_run, monkeypa
         return configure(self, server_round, arrays, config, grid)
 
     monkeypatch.setattr(BaseStrategy, "configure_train", taken_over)
-    again = serial_run(tiny_npz, base)
+    again = serial_run(base)
     for name in ("clients.csv", "model.safetensors"):
         assert (plain / name).read_bytes() == (again / name).read_bytes()
 
 
-def test_last_local_is_the_model_after_training(tiny_npz, serial_run, read_csv, fits, read_rounds):
-    folder = serial_run(tiny_npz, 'strategy="fedavg" score-last=true num-rounds=2')
+def test_last_local_is_the_model_after_training(serial_run, read_csv, fits, read_rounds):
+    folder = serial_run('strategy="fedavg" score-last=true num-rounds=2')
     space = fits[0][0].workspace
     last = {client.client: update.arrays for client, _, _, update in fits}
     rows = [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
@@ -148,14 +147,14 @@ def test_last_local_is_the_model_after_training(tiny_npz, serial_run, read_csv, 
         assert float(row["accuracy_last_local"]) == pytest.approx(float(right))
     mean = np.mean([float(row["accuracy_last_local"]) for row in rows])
     assert read_rounds(folder)[-1]["accuracy_last_local"] == pytest.approx(mean)
-    assert read_rounds(serial_run(tiny_npz, 'strategy="fedavg"'))[-1]["accuracy_last_local"] is None
+    assert read_rounds(serial_run('strategy="fedavg"'))[-1]["accuracy_last_local"] is None
 
 
-def test_scoring_the_last_local_model_changes_no_other_figure(tiny_npz, serial_run, read_csv):
+def test_scoring_the_last_local_model_changes_no_other_figure(serial_run, read_csv):
     """Above all not fine-tuning, which begins at the received model again."""
-    base = tiny_npz, 'strategy="fedavg" num-rounds=2 fraction-train=1.0 finetune-epochs=2'
+    base = 'strategy="fedavg" num-rounds=2 fraction-train=1.0 finetune-epochs=2'
     plain, both = (
-        read_csv(serial_run(*base, f"score-last={on}"), "clients.csv") for on in ("false", "true")
+        read_csv(serial_run(base, f"score-last={on}"), "clients.csv") for on in ("false", "true")
     )
     for one, other in zip(plain, both, strict=True):
         assert one["accuracy_last_local"] == "" != other["accuracy_last_local"]

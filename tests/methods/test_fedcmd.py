@@ -119,30 +119,16 @@ def test_a_clients_own_tie_goes_to_the_layer_nearer_the_output(flat_config):
     assert strategy.state["votes"].tolist() == [[0, 0, 0, 1, 0]]
 
 
-def test_equal_personal_layers_mix_equally(flat_config):
-    """Equal phi and equal omega give equal mixtures; unlike ones weigh nothing."""
+def test_personal_layers_that_point_away_from_each_other_do_not_mix(flat_config):
     strategy = strategy_of(client_of(flat_config, "num-rounds=10"))
     strategy.state["votes"][0, 3] = 1  # fc2
     strategy.event = lambda *event: None
     strategy.end_warmup()
-    draws = np.random.default_rng(0)
-    phi = draws.normal(size=strategy.state["phi"].shape[1]).astype("f4")
-    plan = strategy.personal_plan(2, 0)
-    omega = {key: draws.normal(size=strategy.layout.shapes[key]).astype("f4")
-             for key in strategy.layout.shared(plan.upload)}  # fmt: skip
-    for client, sign in ((0, 1), (1, 1), (4, -1)):
-        arrays = {key: sign * value for key, value in omega.items()}
-        update = ClientUpdate(client, arrays, 9, weight=9.0, extras={"phi/layer": sign * phi})
-        list(strategy._observed(2, iter([update])))
+    phi = np.random.default_rng(0).normal(size=strategy.state["phi"].shape[1])
+    strategy.state["phi"][[0, 1, 4]] = np.outer([1, 1, -1], phi)
+    strategy.state["last_trained"][[0, 1, 4]] = 2
     np.testing.assert_allclose(strategy.similarities(0), [1, 1, 0, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(strategy.similarities(4), np.eye(6)[4], atol=1e-6)
-    one, two, other = (strategy.download(3, client, plan) for client in (0, 1, 4))
-    for key in strategy.mixed_keys:
-        np.testing.assert_allclose(one[key], two[key], atol=1e-6)
-        np.testing.assert_allclose(one[key], omega[key], atol=1e-6)
-        np.testing.assert_allclose(other[key], -omega[key], atol=1e-6)
-    fresh = strategy.download(3, 2, plan)  # phi never seen: the server's mean
-    assert all(np.array_equal(fresh[key], strategy.arrays[key]) for key in fresh)
 
 
 def test_candidates(flat_config):

@@ -9,8 +9,8 @@ from strategies.feddbe import FedDBE
 KEYS = 'strategy="feddbe" num-clients=3 fraction-train=1.0 local-epochs=3'
 
 
-def test_round_1_asks_all_clients_for_their_means_only(tiny_npz, serial_run, read_csv):
-    folder = serial_run(tiny_npz, 'strategy="feddbe" num-rounds=2')
+def test_round_1_asks_all_clients_for_their_means_only(serial_run, read_csv):
+    folder = serial_run('strategy="feddbe" num-rounds=2')
     first, second = read_csv(folder, "rounds.csv")
     assert (first["phase"], first["clients"], first["bytes_up"]) == ("initialize", "6", "12288")
     assert (second["phase"], second["clients"]) == ("train", "3")
@@ -32,7 +32,7 @@ def test_a_round_that_nobody_answers_is_not_the_initialization(tiny_npz):
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_only_initializes_says_so(tiny_npz, serial_run, read_model, capsys, rounds):
-    folder = serial_run(tiny_npz, f'strategy="feddbe" num-rounds={rounds}')
+    folder = serial_run(f'strategy="feddbe" num-rounds={rounds}')
     said = "warning: feddbe: the only round finds the mean of features, so nothing is trained"
     assert (said in capsys.readouterr().out) == (rounds == 1)
     initial = rehearse(FedDBE, FedDBEClient, f'{tiny_npz} strategy="feddbe"').strategy.arrays

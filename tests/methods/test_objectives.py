@@ -16,9 +16,9 @@ from tests.support.references import (
 )
 
 
-def test_feddyn_hbar_is_the_mean_of_all_memory(tiny_npz, serial_run, fits, strategy):
+def test_feddyn_hbar_is_the_mean_of_all_memory(serial_run, fits, strategy):
     """Also of what gets noise."""
-    serial_run(tiny_npz, 'strategy="feddyn" num-rounds=3 dp.mode="local" dp.clip-norm=0.1')
+    serial_run('strategy="feddyn" num-rounds=3 dp.mode="local" dp.clip-norm=0.1')
     memories = {client.client: state for client, state, *_ in fits}
     means = {k: v for k, v in strategy[-1].state.items() if k.startswith("hbar/")}
     assert means

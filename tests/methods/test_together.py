@@ -36,9 +36,7 @@ def states(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", each_method())
-def test_together_as_alone(
-    tiny_npz, serial_run, read_rounds, read_csv, monkeypatch, capsys, method
-):
+def test_together_as_alone(serial_run, read_rounds, read_csv, monkeypatch, capsys, method):
     """Two rounds of groups of four and one, with BatchNorm and clients of different size."""
     trained = []
     train = Group.train
@@ -48,7 +46,7 @@ def test_together_as_alone(
         trained.append(len(lessons))
 
     monkeypatch.setattr(Group, "train", record)
-    options = tiny_npz, needed(method), f'strategy="{method}" model="lenet5" {OPTIONS}'
+    options = needed(method), f'strategy="{method}" model="lenet5" {OPTIONS}'
     alone = serial_run(*options)
     assert not trained and "clients are" not in capsys.readouterr().out
     together = serial_run(*options, "group=4")

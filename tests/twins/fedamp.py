@@ -9,7 +9,7 @@ from tests.twins.common import by_size, fit, mean, pulled, rounds, scored, state
 from tests.twins.harness import Outcome
 
 SETTINGS = {
-    "plain": "fedamp.sigma=1.0 fedamp.step=0.5 fedamp.lambda=0.3",
+    "plain": "fedamp.sigma=2.0 fedamp.step=1.0 fedamp.lambda=0.6",
     "momentum": "fedamp.similarity=cosine fedamp.sigma=5.0 fedamp.own-weight=0.3",
 }
 

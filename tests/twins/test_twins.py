@@ -9,7 +9,7 @@ from tests.support.marks import THOROUGH
 from tests.support.methods import UNLIKE
 from tests.twins.harness import SETTINGS, differences, twins
 
-BOTH = (*UNLIKE, "perfedavg")  # whose two settings are two formulas
+BOTH = (*UNLIKE, "fedamp", "perfedavg")  # whose two settings are two formulas
 
 
 @pytest.mark.parametrize(("method", "setting"), [
