@@ -167,14 +167,16 @@ def test_who_trains_nothing_in_a_round_has_no_new_last_local_model(tiny_npz):
     assert not run.clients[0]
 
 
-@pytest.mark.parametrize("method", ["fedala", "feddyn", "perfedavg", "pfedme", "scaffold"])
+@pytest.mark.parametrize("method", ["apfl", "fedala", "feddyn", "perfedavg", "pfedme", "scaffold"])
 def test_weights_that_no_batch_uses_stay_as_they_were_made(tiny_npz, unused_branch, method):
     keys = f"num-clients=2 fraction-train=1.0 local-epochs=1 fedala.ala-layers=2 {needed(method)}"
     run = rehearsal_of(method, f'{tiny_npz} {unused_branch} strategy="{method}" {keys}')
     run.rounds(3)
     for key, value in run.strategy.workspace.initial.items():
-        stays = np.allclose(run.strategy.arrays[key], value, rtol=0, atol=1e-7)
-        assert stays == key.startswith("1.unused"), key
+        own = [kept[f"mine/{key}"] for kept in run.clients.values() if method == "apfl"]
+        for now in (run.strategy.arrays[key], *own):
+            stays = np.allclose(now, value, rtol=0, atol=1e-7)
+            assert stays == key.startswith("1.unused"), key
 
 
 SENT = {  # by method and prefix of what its plans send beside layers: the words for it

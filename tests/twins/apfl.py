@@ -6,7 +6,7 @@ from tests.twins.common import Sgd, asking, loss_of, outputs, plainly, rounds, s
 from tests.twins.harness import Outcome
 
 SETTINGS = {
-    "plain": "apfl.initial-alpha=0.3",
+    "plain": "apfl.initial-alpha=0.3 apfl.alpha-steps=batch",
     "momentum": "apfl.alpha-steps=round",
 }
 
