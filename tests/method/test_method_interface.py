@@ -41,6 +41,35 @@ from fedapps.wire.fleet import Bound, Fleet
 FEDAPPS = Path(fedapps.method.__file__).parent.parent
 
 
+@pytest.fixture
+def settings(flat_config, tiny_npz):
+    """Return make(*run-config) -> settings on the tiny images."""
+    return lambda *keys: config.read(flat_config(tiny_npz, *keys))
+
+
+@pytest.fixture
+def rehearsed(settings):
+    """Return make(strategy, client, *run-config) -> a rehearsal; by default it has two stages."""
+
+    def make(strategy=None, client=BaseClient, *keys):
+        return rehearse(strategy or HeadThenBody, client, settings(*keys))
+
+    return make
+
+
+@pytest.fixture
+def fedper_with(flat_config, tiny_npz, monkeypatch):
+    """Return run(**hooks): a run of FedPer with other hooks of its strategy."""
+    fedper = registry.strategy_class("fedper")
+
+    def run(**hooks):
+        for name, hook in hooks.items():
+            monkeypatch.setattr(fedper, name, hook, raising=False)
+        return run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+
+    return run
+
+
 def test_the_toy_in_the_docstring_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # digits are made below it
     result = doctest.testmod(fedapps.method)
@@ -71,9 +100,9 @@ def test_the_names_that_most_methods_need_come_first():
 
 
 @pytest.mark.parametrize("client", [0, 2])
-def test_an_impossible_plan_ends_the_run_at_once(client, flat_config, tiny_npz, monkeypatch):
+def test_an_impossible_plan_ends_the_run_at_once(settings, client, monkeypatch):
     """Whichever client has it, in the last round as in the first."""
-    space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper" num-clients=3')))
+    space = Workspace(settings('strategy="fedper" num-clients=3'))
     strategy = registry.strategy_class("fedper")(space)
     Rounds(strategy)
     good, last = type(strategy).plan, space.settings.num_rounds
@@ -90,9 +119,9 @@ def test_an_impossible_plan_ends_the_run_at_once(client, flat_config, tiny_npz, 
         Rounds(strategy)
 
 
-def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(flat_config, tiny_npz):
+def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(settings):
     """A list of arrays in the order of the plan goes in, the same numbers come out."""
-    space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper"')))
+    space = Workspace(settings('strategy="fedper"'))
     strategy = registry.strategy_class("fedper")(space)
 
     def client():
@@ -113,18 +142,18 @@ def test_flowers_fit_and_evaluate_are_the_rounds_of_a_client(flat_config, tiny_n
     assert (loss, metrics) == (scored.metrics["loss"], scored.metrics)
 
 
-def test_a_rehearsal_is_a_run(flat_config, tiny_npz, serial_run, read_model):
+def test_a_rehearsal_is_a_run(settings, tiny_npz, serial_run, read_model):
     """Without messages, checks and files the server ends with the same model."""
     options = 'strategy="ditto" num-rounds=3'
     folder = serial_run(tiny_npz, options)
-    made = config.read(flat_config(tiny_npz, options))
+    made = settings(options)
     run = rehearse(registry.strategy_class("ditto"), registry.client_class("ditto"), made)
     run.rounds(3)
     for key, array in read_model(folder).items():
         assert np.array_equal(array, run.strategy.arrays[key])
 
 
-def test_a_rehearsed_client_gets_what_would_travel(flat_config, tiny_npz):
+def test_a_rehearsed_client_gets_what_would_travel(rehearsed):
     """A run packs everything as float32, so does a rehearsal: of a float64 state, too."""
     seen = []
 
@@ -137,12 +166,12 @@ def test_a_rehearsed_client_gets_what_would_travel(flat_config, tiny_npz):
             seen.extend(array.dtype for array in self.received.values())
             return super().before_training(plan)
 
-    rehearse(Double, Watching, config.read(flat_config(tiny_npz))).rounds(1)
+    rehearsed(Double, Watching).rounds(1)
     assert seen and set(seen) == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("whose", ["received", "workspace.initial"])
-def test_no_client_can_change_the_models_of_others(whose, flat_config, tiny_npz):
+def test_no_client_can_change_the_models_of_others(settings, whose):
     """What it received would be the server's in a rehearsal; the initial one is that of a process.
 
     In a run the first is a view of the message.
@@ -154,7 +183,7 @@ def test_no_client_can_change_the_models_of_others(whose, flat_config, tiny_npz)
                 array += 1
             return Costs()
 
-    made = config.read(flat_config(tiny_npz))
+    made = settings()
     run = rehearse(HeadThenBody, Careless, made)
     resident = run.strategy.workspace.resident
     fingerprint = resident.fingerprint
@@ -166,7 +195,7 @@ def test_no_client_can_change_the_models_of_others(whose, flat_config, tiny_npz)
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_a_client_remembers_does_not_change_with_its_source(flat_config, tiny_npz):
+def test_what_a_client_remembers_does_not_change_with_its_source(settings):
     """In a rehearsal what was received is the server's own array, in a run a view of a message."""
 
     class Counting(HeadThenBody):
@@ -191,7 +220,7 @@ def test_what_a_client_remembers_does_not_change_with_its_source(flat_config, ti
             own += 1
             return Costs()
 
-    made = config.read(flat_config(tiny_npz, "fraction-train=1.0"))
+    made = settings("fraction-train=1.0")
     run = rehearse(Counting, Remembering, made)
     run.rounds(1)
     kept = run.make(0).kept("kept/")
@@ -200,7 +229,7 @@ def test_what_a_client_remembers_does_not_change_with_its_source(flat_config, ti
         assert np.array_equal(kept[key], value)
 
 
-def test_a_rehearsed_evaluation_keeps_nothing(flat_config, tiny_npz):
+def test_a_rehearsed_evaluation_keeps_nothing(settings):
     """Also what a hook changes in place: a run reads the state from disk each time."""
     seen = []
 
@@ -215,14 +244,14 @@ def test_a_rehearsed_evaluation_keeps_nothing(flat_config, tiny_npz):
             seen.append(float(count[0]))
             return {}
 
-    run = rehearse(HeadThenBody, Counting, config.read(flat_config(tiny_npz, "fraction-train=1.0")))
+    run = rehearse(HeadThenBody, Counting, settings("fraction-train=1.0"))
     run.rounds(1)
     run.evaluate(0)
     run.evaluate(0)
     assert seen == [1.0, 1.0]
 
 
-def test_a_rehearsed_strategy_cannot_change_what_clients_sent(flat_config, tiny_npz):
+def test_a_rehearsed_strategy_cannot_change_what_clients_sent(rehearsed):
     class Careless(HeadThenBody):
         def aggregate(self, round_, updates):
             for update in updates:
@@ -230,13 +259,13 @@ def test_a_rehearsed_strategy_cannot_change_what_clients_sent(flat_config, tiny_
                     array *= 2
             return {}
 
-    run = rehearse(Careless, BaseClient, config.read(flat_config(tiny_npz)))
+    run = rehearsed(Careless)
     with pytest.raises(ValueError, match="read-only"):
         run.rounds(1)
 
 
 @pytest.mark.parametrize("engine", ["rehearsal", "run"])
-def test_a_second_loop_over_the_updates_is_refused(engine, flat_config, tiny_npz, monkeypatch):
+def test_a_second_loop_over_the_updates_is_refused(engine, rehearsed, fedper_with):
     """It would find nothing: here the server's control variate would silently stay zero."""
 
     def aggregate(self, round_, updates):
@@ -244,17 +273,14 @@ def test_a_second_loop_over_the_updates_is_refused(engine, flat_config, tiny_npz
         self.state["c"] = sum(update.weight for update in updates)
         return means
 
-    fedper = registry.strategy_class("fedper")
-    monkeypatch.setattr(fedper, "aggregate", aggregate, raising=False)
-    flat = flat_config(tiny_npz, 'strategy="fedper"')
     with pytest.raises(RuntimeError, match=r"^the updates can be read only once: .*list\(updates"):
         if engine == "rehearsal":
-            rehearse(fedper, registry.client_class("fedper"), config.read(flat)).rounds(1)
+            rehearsed(type("Twice", (HeadThenBody,), {"aggregate": aggregate})).rounds(1)
         else:
-            run_serial(flat, plots=False)
+            fedper_with(aggregate=aggregate)
 
 
-def test_a_misspelt_hook_is_named(flat_config, tiny_npz, capsys):
+def test_a_misspelt_hook_is_named(settings, capsys):
     """Nothing would call it, and the method would silently be another one."""
 
     class Misspelt(HeadThenBody):
@@ -267,7 +293,7 @@ def test_a_misspelt_hook_is_named(flat_config, tiny_npz, capsys):
         def train_head(self):
             """Like a tool, which is no hook."""
 
-    Rounds(Misspelt(Workspace(config.read(flat_config(tiny_npz)))))
+    Rounds(Misspelt(Workspace(settings())))
     line = "warning: Misspelt.agregate is not a hook, did you mean aggregate?\n"
     assert capsys.readouterr().out == line
 
@@ -280,9 +306,9 @@ def test_no_method_of_ours_has_a_misspelt_hook(name):
 
 
 @pytest.mark.parametrize("name", ["state", "arrays"])
-def test_a_strategy_keeps_its_dictionaries(name, flat_config, tiny_npz):
+def test_a_strategy_keeps_its_dictionaries(settings, name):
     """Differential privacy counts its releases in the same dict, which checkpoints save."""
-    strategy = HeadThenBody(Workspace(config.read(flat_config(tiny_npz))))
+    strategy = HeadThenBody(Workspace(settings()))
     before = getattr(strategy, name)
     with pytest.raises(AttributeError, match=rf"^self.{name} cannot be replaced; use self.{name}"):
         setattr(strategy, name, {})
@@ -291,7 +317,7 @@ def test_a_strategy_keeps_its_dictionaries(name, flat_config, tiny_npz):
     assert getattr(strategy, name) is before and "one" in strategy.state
 
 
-def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_npz):
+def test_a_rehearsed_round_without_clients_has_no_aggregation(rehearsed):
     class Nobody(HeadThenBody):
         def select(self, round_):
             return []
@@ -299,17 +325,17 @@ def test_a_rehearsed_round_without_clients_has_no_aggregation(flat_config, tiny_
         def aggregate(self, round_, updates):
             return dict(next(updates).arrays)
 
-    run = rehearse(Nobody, BaseClient, config.read(flat_config(tiny_npz)))
+    run = rehearsed(Nobody)
     run.rounds(1)
     assert Workspace(run.strategy.settings).initial.keys() == run.strategy.arrays.keys()
 
 
-def test_a_client_says_which_model_its_last_local_one_is(flat_config, tiny_npz):
+def test_a_client_says_which_model_its_last_local_one_is(settings):
     class Initial(registry.client_class("fedavg")):
         def last_local(self):
             return self.workspace.initial
 
-    made = config.read(flat_config(tiny_npz, 'strategy="fedavg" score-last=true fraction-train=1'))
+    made = settings('strategy="fedavg" score-last=true fraction-train=1')
     run = rehearse(registry.strategy_class("fedavg"), Initial, made)
     run.rounds(2)
     scored = run.evaluate(client=0)
@@ -342,9 +368,9 @@ class Curious(BaseClient):
         return Costs()
 
 
-def test_hooks_find_the_model_alike_whoever_had_it_before(flat_config, tiny_npz):
+def test_hooks_find_the_model_alike_whoever_had_it_before(settings):
     """Of a cumulative mean (`momentum=None`), what a client computes rests on a counter too."""
-    made = config.read(flat_config(tiny_npz, 'model="lenet5" fraction-train=1'))
+    made = settings('model="lenet5" fraction-train=1')
     seen = {}
     for order in ((0, 1), (1, 0)):
         run = rehearse(HeadThenBody, Curious, made)
@@ -377,14 +403,14 @@ def test_another_methods_strategy_knows_the_devices_that_are_there(flat_config):
         assert {client: base.count(client, "train") for client in base.clients} == there
 
 
-def test_another_methods_client_keeps_what_the_client_keeps(flat_config, tiny_npz):
+def test_another_methods_client_keeps_what_the_client_keeps(settings):
     """Also on a device that begins a run with the state of an earlier one."""
 
     class Both(registry.client_class("fedavg")):
         def setup(self):
             self.base = self.other("fedper")
 
-    space = Workspace(config.read(flat_config(tiny_npz)))
+    space = Workspace(settings())
     names = "model/fc2.fc.bias", "norms/fc2/90-batch-5", "last/fc2.fc.bias"
     earlier = {name: torch.ones(1) for name in names}
     client = Both(space, 0, earlier)
@@ -394,61 +420,61 @@ def test_another_methods_client_keeps_what_the_client_keeps(flat_config, tiny_np
 
 
 @pytest.mark.parametrize("hook", ["before_training", "after_training", "before_scoring"])
-def test_a_hook_that_forgets_its_cost_is_named(flat_config, tiny_npz, hook):
+def test_a_hook_that_forgets_its_cost_is_named(rehearsed, hook):
     """The commonest slip: a hook that does its work and returns nothing."""
     forgetful = type("Forgetful", (BaseClient,), {hook: lambda self, plan: None})
     vars(forgetful)[hook].__qualname__ = f"Forgetful.{hook}"
-    run = rehearse(HeadThenBody, forgetful, config.read(flat_config(tiny_npz)))
+    run = rehearsed(client=forgetful)
     right = rf"^Forgetful\.{hook} returned None: must return what it cost as Costs, or Costs\(\)"
     with pytest.raises(TypeError, match=right):
         run.rounds(1)
         run.evaluate(client=0)
 
 
-def test_a_server_that_forgets_its_cost_is_named(flat_config, tiny_npz, monkeypatch):
+def test_a_server_that_forgets_its_cost_is_named(rehearsed, fedper_with):
     def after_round(self, round_):
         self.state["seen"] = np.zeros(1)
 
-    monkeypatch.setattr(HeadThenBody, "after_round", after_round, raising=False)
     right = r"after_round returned None: must return what it cost as TrainingStats, or"
-    made = config.read(flat_config(tiny_npz))
     with pytest.raises(TypeError, match=right):
-        rehearse(HeadThenBody, BaseClient, made).rounds(1)
-    monkeypatch.setattr(registry.strategy_class("fedper"), "after_round", after_round, False)
+        rehearsed(type("Forgetful", (HeadThenBody,), {"after_round": after_round})).rounds(1)
     with pytest.raises(TypeError, match=right):
-        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+        fedper_with(after_round=after_round)
 
 
-def test_an_array_that_the_plan_sends_and_no_hook_gives_is_named(flat_config, tiny_npz):
-    class Sending(HeadThenBody):
-        def plan(self, round_, client):
-            return replace(super().plan(round_, client), sends={"c/one": (3,)})
+class Sending(BaseStrategy):
+    """Its plan has an array that clients send."""
 
-    run = rehearse(Sending, BaseClient, config.read(flat_config(tiny_npz)))
-    with pytest.raises(ValueError, match=r"^the plan sends c/one, but no hook has put it into"):
-        run.rounds(1)
+    def plan(self, round_, client):
+        return replace(self.exchange(round_, self.layout.names), sends={"c/one": (3,)})
 
 
-def test_an_array_that_a_hook_gives_and_no_plan_sends_is_named(flat_config, tiny_npz):
-    class Giving(BaseClient):
-        def after_training(self, plan):
-            self.sends["c/one"] = np.zeros(3)
-            return Costs()
+class Giving(BaseClient):
+    """It sends such an array."""
 
-    run = rehearse(HeadThenBody, Giving, config.read(flat_config(tiny_npz)))
-    with pytest.raises(ValueError, match=r"^self\.sends has c/one, which the plan does not send$"):
-        run.rounds(1)
+    def after_training(self, plan):
+        self.sends["c/one"] = np.zeros(3)
+        return Costs()
+
+
+@pytest.mark.parametrize(("kinds", "line"), [
+    ((Sending, BaseClient), r"^the plan sends c/one, but no hook has put it into"),
+    ((None, Giving), r"^self\.sends has c/one, which the plan does not send$"),
+])  # fmt: skip
+def test_an_array_that_the_plan_sends_and_a_hook_gives_is_the_same(kinds, line, rehearsed):
+    with pytest.raises(ValueError, match=line):
+        rehearsed(*kinds).rounds(1)
 
 
 @pytest.mark.parametrize("prefix", ["model/", "last/", "norms/", "model/mine/"])
-def test_what_others_keep_is_not_written_over(prefix, flat_config, tiny_npz):
-    run = rehearse(HeadThenBody, BaseClient, config.read(flat_config(tiny_npz)))
+def test_what_others_keep_is_not_written_over(rehearsed, prefix):
+    run = rehearsed()
     with pytest.raises(ValueError, match=rf'^remember\("{prefix}"\): is taken; use a prefix of'):
         run.make(0).remember(prefix, {"a": np.zeros(1)})
     assert not run.make(0).state
 
 
-def test_the_server_trains_a_part_of_its_model_on_features(flat_config, tiny_npz):
+def test_the_server_trains_a_part_of_its_model_on_features(settings):
     """A step on all samples, of a loss of its own, beside the same in NumPy."""
     z, y = np.random.default_rng(0).normal(size=(8, 512)), np.arange(8) % 3
 
@@ -465,7 +491,7 @@ def test_the_server_trains_a_part_of_its_model_on_features(flat_config, tiny_npz
             samples = torch.tensor(z, dtype=torch.float32), torch.tensor(y)
             return self.train_here(round_, samples, stage, doubled)
 
-    made = rehearse(OnFeatures, BaseClient, config.read(flat_config(tiny_npz, "batch-size=8")))
+    made = rehearse(OnFeatures, BaseClient, settings("batch-size=8"))
     made.rounds(1)
     before, now, head = made.strategy.before, made.strategy.arrays, made.layout.head
     weight, bias = (before[key].astype(float) for key in made.layout.keys_of(head))
@@ -479,15 +505,15 @@ def test_the_server_trains_a_part_of_its_model_on_features(flat_config, tiny_npz
         np.testing.assert_array_equal(now[key], before[key])
 
 
-def test_a_model_of_another_kind_is_that_of_a_run_with_it(flat_config, tiny_npz):
+def test_a_model_of_another_kind_is_that_of_a_run_with_it(settings):
     """Of the same samples; its weights are a function of its kind and the seed."""
-    space = Workspace(config.read(flat_config(tiny_npz, 'model="cnn" adapter-rank=2 seed=4')))
+    space = Workspace(settings('model="cnn" adapter-rank=2 seed=4'))
     for given, options in (
         ({"model": "lenet5"}, 'model="lenet5" seed=4'),
         ({"seed": 9}, 'model="cnn" seed=9'),
         ({}, 'model="cnn" seed=4'),
     ):
-        own = Workspace(config.read(flat_config(tiny_npz, options)))
+        own = Workspace(settings(options))
         other = space.another(**given)
         assert other.initial.keys() == own.initial.keys() and other.layout == own.layout
         for key, value in own.initial.items():
@@ -499,12 +525,12 @@ def test_a_model_of_another_kind_is_that_of_a_run_with_it(flat_config, tiny_npz)
         space.another("lenet")
 
 
-def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_npz):
+def test_a_client_without_an_objective_for_finetuning_is_told(rehearsed):
     class Training(BaseClient):
         def objective(self, phase):
             return super().objective(phase) if phase == "train" else None
 
-    run = rehearse(HeadThenBody, Training, config.read(flat_config(tiny_npz)))
+    run = rehearsed(client=Training)
     run.rounds(1)
     with pytest.raises(TypeError, match=r"the objective of finetune is None: must be an Objective"):
         run.evaluate(client=0)
@@ -518,49 +544,32 @@ def test_a_client_without_an_objective_for_finetuning_is_told(flat_config, tiny_
     ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
     ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
 ])  # fmt: skip
-def test_a_wrong_result_is_named(hook, returned, error, line, flat_config, tiny_npz, monkeypatch):
-    fedper = registry.strategy_class("fedper")
-    monkeypatch.setattr(fedper, hook, lambda *_: returned, raising=False)
+def test_a_wrong_result_is_named(hook, returned, error, line, fedper_with):
     with pytest.raises(error, match=line):
-        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+        fedper_with(**{hook: lambda *_: returned})
 
 
-def test_a_download_of_what_the_plan_does_not_have_is_named(flat_config, tiny_npz, monkeypatch):
-    fedper = registry.strategy_class("fedper")
-    monkeypatch.setattr(fedper, "plan", lambda self, r, c: self.exchange(r, self.layout.body))
-    monkeypatch.setattr(fedper, "download", lambda self, *_: dict(self.arrays), raising=False)
-    with pytest.raises(RunError, match=r"^round 1: download gave fc2\S*, which the plan does not"):
-        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+FEDPER = registry.strategy_class("fedper")
+PLAN, DOWNLOAD = FEDPER.plan, FEDPER.download
 
 
-def test_a_download_that_is_not_finite_is_named(flat_config, tiny_npz, monkeypatch):
-    fedper = registry.strategy_class("fedper")
-    own = fedper.download
-
-    def broken(*args):
-        return {
-            key: np.where(value == value.max(), np.nan, value) for key, value in own(*args).items()
-        }
-
-    monkeypatch.setattr(fedper, "download", broken, raising=False)
-    line = r"^round 1: download of fedper gave conv1\S+, which is not finite$"
-    with pytest.raises(RunError, match=line):
-        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+def with_nan(*args):
+    return {k: np.where(v == v.max(), np.nan, v) for k, v in DOWNLOAD(*args).items()}
 
 
-def test_a_download_of_another_shape_is_named_on_the_server(flat_config, tiny_npz, monkeypatch):
-    """Such as the whole array of which a client should get its row; else each client would fail."""
-    fedper = registry.strategy_class("fedper")
-    plan = fedper.plan
-    more = {"own/v": (3,)}
-    monkeypatch.setattr(fedper, "plan", lambda *args: replace(plan(*args), receives=more))
-    sent = {"own/v": np.zeros((6, 3), np.float32)}
-    download = fedper.download
-    monkeypatch.setattr(fedper, "download", lambda *args: download(*args) | sent)
-    monkeypatch.setattr(fedper, "setup", lambda self: self.state.update(sent), raising=False)
-    line = r"^round 1: download gave own/v \(6, 3\), but the plan \(3,\)$"
-    with pytest.raises(RunError, match=line):
-        run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+@pytest.mark.parametrize(("hooks", "line"), [
+    ({"plan": lambda self, r, c: self.exchange(r, self.layout.body),
+      "download": lambda self, *_: dict(self.arrays)}, r"gave fc2\S*, which the plan does not"),
+    ({"download": with_nan}, r"of fedper gave conv1\S+, which is not finite$"),
+    # such as the whole array of which a client should get its row; else each client would fail
+    ({"plan": lambda *args: replace(PLAN(*args), receives={"own/v": (3,)}),
+      "download": lambda *args: DOWNLOAD(*args) | {"own/v": np.zeros((6, 3), np.float32)},
+      "setup": lambda self: self.state.update({"own/v": np.zeros((6, 3), np.float32)})},
+     r"gave own/v \(6, 3\), but the plan \(3,\)$"),
+], ids=["not in the plan", "not finite", "another shape"])  # fmt: skip
+def test_a_wrong_download_is_named_on_the_server(hooks, line, fedper_with):
+    with pytest.raises(RunError, match=rf"^round 1: download {line}"):
+        fedper_with(**hooks)
 
 
 def test_a_selection_may_be_what_numpy_draws(serial_run, tiny_npz, monkeypatch, read_csv):
@@ -573,8 +582,8 @@ def test_a_selection_may_be_what_numpy_draws(serial_run, tiny_npz, monkeypatch, 
 @pytest.mark.parametrize(
     ("key", "model"), [("fc2.fc.bias", r"has shape \(3,\)"), ("fc9.bias", "has no such key")]
 )
-def test_an_aggregate_that_does_not_fit_is_told_what_would(flat_config, tiny_npz, key, model):
-    made = config.read(flat_config(tiny_npz))
+def test_an_aggregate_that_does_not_fit_is_told_what_would(settings, key, model):
+    made = settings()
     layout = rehearse(HeadThenBody, BaseClient, made).layout
     right = rf"^round 7: aggregate gave {key} \(2,\), but the model {model}$"
     with pytest.raises(RunError, match=right):
@@ -582,10 +591,10 @@ def test_an_aggregate_that_does_not_fit_is_told_what_would(flat_config, tiny_npz
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_each_stage_is_clipped_as_it_says(flat_config, tiny_npz, free):
+def test_each_stage_is_clipped_as_it_says(settings, free):
     """A step of at most lr x mu: both stages clipped stay within that, one of them does not."""
     keys = "max-norm=0.001 lr=0.1 batch-size=8 fraction-train=1 num-clients=2"
-    made = config.read(flat_config(tiny_npz, keys))
+    made = settings(keys)
 
     class Twice(BaseStrategy):
         unclipped = ()
@@ -609,17 +618,17 @@ def test_each_stage_is_clipped_as_it_says(flat_config, tiny_npz, free):
     assert norm > 2 * steps * 0.1 * 0.001
 
 
-def test_a_slice_that_names_a_part_twice_has_its_keys_once(flat_config, tiny_npz):
-    space = Workspace(config.read(flat_config(tiny_npz, 'model="lenet5"')))
+def test_a_slice_that_names_a_part_twice_has_its_keys_once(settings):
+    space = Workspace(settings('model="lenet5"'))
     layout = space.layout
     twice = (*layout.body, *layout.norms_of(layout.names))
     assert layout.keys_of(twice) == layout.keys_of(layout.body)
 
 
-def test_a_methods_own_rate_follows_the_schedule_on_both_sides(flat_config, tiny_npz):
+def test_a_methods_own_rate_follows_the_schedule_on_both_sides(settings):
     """A cosine over four rounds has come half way in the third; a newcomer's plan has none."""
     keys = 'strategy="fedavg" num-rounds=4 lr=0.1 lr-schedule="cosine"'
-    space = Workspace(config.read(flat_config(tiny_npz, keys)))
+    space = Workspace(settings(keys))
     strategy = registry.strategy_class("fedavg")(space)
     client, plan = registry.client_class("fedavg")(space, 0, {}), strategy.plan(3, 0)
     assert strategy.scheduled(0.3, 3) == client.scheduled(0.3, plan) == pytest.approx(0.15)
