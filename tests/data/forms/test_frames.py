@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,17 @@ def read(folder, form=None, **texts):
     for name, text in texts.items():
         (folder / f"{name}.csv").write_text(text)
     return load(str(folder if len(texts) > 1 else folder / f"{name}.csv"), "", form or Form())
+
+
+def save(frame, folder, kind, name="t"):
+    """Write a table as CSV or Parquet; return its path."""
+    path = folder / f"{name}.{kind}"
+    if kind == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        extra("pyarrow")
+        frame.to_parquet(path)
+    return str(path)
 
 
 def values(data):
@@ -45,21 +57,18 @@ class TestTargets:
         (Form("y", numbers=True), [2**63 + 2**11, 1, 0]), (Form("y,z"), [2**63 + 2**11, 1, 0]),
     ])  # fmt: skip
     def test_numbers_of_any_kind_in_parquet_can_be_predicted(self, form, cells, tmp_path):
-        extra("pyarrow")
         kind = np.uint64 if 2**63 + 2**11 in cells else object
         frame = pd.DataFrame({"x": [1.0, 2, 3], "y": pd.Series(cells, dtype=kind), "z": 2})
-        frame.to_parquet(tmp_path / "t.parquet")
-        data = load(str(tmp_path / "t.parquet"), "", form)
+        data = load(save(frame, tmp_path, "parquet"), "", form)
         assert data.classes == 0
         found = data.target_values.reshape(3, -1)[:, 0]
         np.testing.assert_array_equal(found, np.array([*map(float, cells)], np.float32))
 
     @pytest.mark.parametrize("count", [2, 200])
     def test_whole_numbers_as_texts_are_classes(self, count, tmp_path):
-        extra("pyarrow")
         cells = [f"{number:03}" for number in range(count)]
-        pd.DataFrame({"x": 1.0, "y": cells}).to_parquet(tmp_path / "t.parquet")
-        assert load(str(tmp_path / "t.parquet"), "").names == tuple(cells)
+        path = save(pd.DataFrame({"x": 1.0, "y": cells}), tmp_path, "parquet")
+        assert load(path, "").names == tuple(cells)
 
     def test_decimal_commas_throughout_are_refused(self, tmp_path):
         text = "x,age\n" + "".join(f'1,"21,{number}"\n' for number in range(10, 90))
@@ -106,22 +115,17 @@ class TestTargets:
         """pandas saves integers with a gap as 1.0; also on devices, whose targets are declared."""
         table = pd.DataFrame({"x": range(4), "y": [1.0, 0.0, 2.0, np.nan if gap else 1.0]})
         table["y"] = table.y.astype("float64")
-        path = tmp_path / f"t.{kind}"
-        if kind == "csv":
-            table.to_csv(path, index=False)
-        else:
-            extra("pyarrow")
-            table.to_parquet(path)
+        path = save(table, tmp_path, kind)
         wanted = [1, 0, 2] + [1] * (not gap)
         asked = {task: Form.of(config.read(config.parse([f"task={task} missing=drop"])))
                  for task in ("auto", "classification", "regression")}  # fmt: skip
-        data = load(str(path), "", asked["classification"])
+        data = load(path, "", asked["classification"])
         assert data.has_labels and data.classes == 3
         assert data.target_values.tolist() == wanted
         for task in ("auto", "regression"):
-            assert load(str(path), "", asked[task]).targets == Spec((), FLOAT)
+            assert load(path, "", asked[task]).targets == Spec((), FLOAT)
         form = Form(columns="x", missing="drop", names=("a", "b", "c"))
-        own = of_device(path, Spec((1,), FLOAT), label_spec(3), form)
+        own = of_device(Path(path), Spec((1,), FLOAT), label_spec(3), form)
         assert own.target_values.tolist() == wanted
 
     def test_other_floats_stay_numbers(self, tmp_path):
@@ -142,12 +146,7 @@ class TestTargets:
         truths = pd.Series(cells, dtype="boolean" if None in cells else bool)
         tables = {"a": truths, "b": pd.Series([1, 0, 1])}
         for name, column in tables.items():
-            frame = pd.DataFrame({"ill": column, "y": column})
-            if kind == "csv":
-                frame.to_csv(tmp_path / f"{name}.csv", index=False)
-            else:
-                extra("pyarrow")
-                frame.to_parquet(tmp_path / f"{name}.parquet")
+            save(pd.DataFrame({"ill": column, "y": column}), tmp_path, kind, name)
         data = load(str(tmp_path), "", Form("y", missing="drop"))
         wanted = [int(cell) for cell in [*cells, 1, 0, 1] if cell is not None]
         assert data.classes == 2
@@ -205,14 +204,11 @@ class TestTexts:
         np.testing.assert_array_equal(values(data)[0], [[1, 1, 0], [2, 0, 1], [3, 0, 1]])
 
     @pytest.mark.parametrize("cells", [
-        ["1", "2", "4"], [Decimal(1), Decimal(2), Decimal(4)],
-        pd.Categorical([1, 2, 4]), ["1", "2", "4"],
+        ["1", "2", "4"], [Decimal(1), Decimal(2), Decimal(4)], pd.Categorical([1, 2, 4]),
     ])  # fmt: skip
     def test_texts_that_are_all_numbers_are_numbers(self, cells, tmp_path):
-        extra("pyarrow")
         frame = pd.DataFrame({"x": cells, "y": [0, 1, 0]})
-        frame.to_parquet(tmp_path / "t.parquet")
-        data = load(str(tmp_path / "t.parquet"), "")
+        data = load(save(frame, tmp_path, "parquet"), "")
         assert data.columns == "x"
         assert values(data)[0] == [[1], [2], [4]]
 
@@ -269,9 +265,8 @@ class TestRefused:
     @pytest.mark.parametrize("kind", ["datetime64[us]", "datetime64[ms]", "timedelta64[ms]"])
     def test_dates_of_a_parquet_are_no_numbers(self, kind, tmp_path):
         """They would be counted in a unit that each file has for itself, of which nobody knows."""
-        extra("pyarrow")
         when = np.arange(1, 4_000_000_000, 33_000_000).astype("int64").astype(kind)
-        pd.DataFrame({"x": 1.0, "when": when, "y": 0}).to_parquet(tmp_path / "t.parquet")
+        path = save(pd.DataFrame({"x": 1.0, "when": when, "y": 0}), tmp_path, "parquet")
         dates = "dates? turn them into numbers, such as days, or leave them out"
         for form, line in (
             (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; columns = "),
@@ -279,7 +274,7 @@ class TestRefused:
             (Form("when", numbers=True), f", not a number; {dates}"),
         ):
             with pytest.raises(RunError, match=re.escape(line)):
-                load(str(tmp_path / "t.parquet"), "", form)
+                load(path, "", form)
 
     def test_an_empty_part_of_tokens(self, tmp_path):
         arrays = {"train_inputs": np.ones((3, 2), int), "train_targets": np.arange(3)}
