@@ -35,40 +35,29 @@ def options(method, more=""):
     return [f'{SMALL} {needed(method)} strategy="{method}" {part}', more]
 
 
-@pytest.fixture(scope="session")
-def two_files(tmp_path_factory, make_npz):
-    """Return make(indices) -> run-config of samples, and of the same with other inputs there."""
-    folder = tmp_path_factory.mktemp("two")
-
-    def config_of(path):
-        return f'dataset="{path}" min-samples=4 alpha=10.0 batch-size=8'
-
-    def make(indices):
-        with np.load(make_npz(folder / "one.npz")) as file:
-            arrays = dict(file)
-        both = np.concatenate([arrays["train_images"], arrays["test_images"]])
-        both[indices] = 255 - both[indices]
-        arrays["train_images"], arrays["test_images"] = np.split(both, [96])
-        np.savez(folder / "two.npz", **arrays)
-        return config_of(folder / "one.npz"), config_of(folder / "two.npz")
-
-    return make
+@pytest.fixture
+def settings(flat_config, tiny_npz):
+    """Return make(method, more) -> the settings of a run of four clients; 1 comes late."""
+    return lambda *which: config.read(flat_config(tiny_npz, *options(*which)))
 
 
 @pytest.mark.parametrize("method", each_method())
 def test_newcomers_are_scored_and_change_nothing(
-    serial_run, read_csv, read_model, workspace_of, two_files, method
+    serial_run, read_csv, read_model, workspace_of, make_npz, tmp_path, method
 ):
     """With other samples of theirs, the model and all other scores are the same, bit for bit."""
-    same, _ = two_files([])
-    folder = serial_run(same, *options(method))
+    folder = serial_run(*options(method))
     (row,) = read_csv(folder, "unseen.csv")
     assert row["client"] == "1"
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2", "3"}
     share = workspace_of(folder).population.share(1)
-    own = np.concatenate([share.train, share.test, share.validation])
-    _, changed = two_files(own)
-    other = serial_run(changed, *options(method))
+    with np.load(make_npz(tmp_path / "changed.npz")) as file:
+        arrays = dict(file)
+    both = np.concatenate([arrays["train_images"], arrays["test_images"]])
+    both[[*share.train, *share.test, *share.validation]] ^= 255
+    arrays["train_images"], arrays["test_images"] = np.split(both, [96])
+    np.savez(tmp_path / "changed.npz", **arrays)
+    other = serial_run(*options(method), f'dataset="{tmp_path / "changed.npz"}"')
     one, two = read_model(folder), read_model(other)
     assert all(np.array_equal(one[key], two[key]) for key in one)
     assert read_csv(folder, "clients.csv") == read_csv(other, "clients.csv")
@@ -76,12 +65,11 @@ def test_newcomers_are_scored_and_change_nothing(
 
 
 def test_the_difference_is_that_of_the_means(
-    serial_run, read_csv, read_summary, read_rounds, two_files, capsys
+    serial_run, read_csv, read_summary, read_rounds, capsys
 ):
     """So is all else that is said of the last round: what concerns newcomers is said apart."""
-    data, _ = two_files([])
     more = 'num-clients=6 unseen-clients="1,4-5" few-shot=1 evaluate-every=1 alpha=1.0'
-    folder = serial_run(data, *options("fedper", more))
+    folder = serial_run(*options("fedper", more))
     summary, new = read_summary(folder), read_csv(folder, "unseen.csv")
     old = [row for row in read_csv(folder, "clients.csv") if row["round"] == "2"]
     assert [row["client"] for row in new] == ["1", "4", "5"]
@@ -109,12 +97,9 @@ def test_the_difference_is_that_of_the_means(
     }
 
 
-def test_what_newcomers_train_counts_as_no_training(
-    serial_run, read_rounds, read_summary, two_files
-):
+def test_what_newcomers_train_counts_as_no_training(serial_run, read_rounds, read_summary):
     """Neither in the summary nor in status, page, comparison and pictures; its bytes do count."""
-    data, _ = two_files([])
-    folder = serial_run(data, *options("fedavg", "finetune-epochs=3"))
+    folder = serial_run(*options("fedavg", "finetune-epochs=3"))
     *trained, last = read_rounds(folder)
     assert [row["phase"] for row in trained] == ["train", "train"] and last["train_macs"] > 0
     assert last["cost_paper"] > 0 and last["bytes_eval"] > 0
@@ -133,11 +118,10 @@ def test_what_newcomers_train_counts_as_no_training(
     assert picture["train_macs"].tolist() == [macs]
 
 
-def test_newcomers_are_not_in_a_final_phase_of_the_method(serial_run, read_rounds, two_files):
+def test_newcomers_are_not_in_a_final_phase_of_the_method(serial_run, read_rounds):
     """Neither FedSeq's clients that fine-tune, nor what they cost, depend on a newcomer."""
-    data, _ = two_files([])
     phases = [
-        read_rounds(serial_run(data, *options("fedseq", f"finetune-epochs=2 few-shot={few}")))[-1]
+        read_rounds(serial_run(*options("fedseq", f"finetune-epochs=2 few-shot={few}")))[-1]
         for few in (0, 1)
     ]
     for phase in phases:
@@ -146,9 +130,8 @@ def test_newcomers_are_not_in_a_final_phase_of_the_method(serial_run, read_round
     assert one == two and one[0] > 0
 
 
-def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, flat_config):
+def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(settings):
     """FedPer's head, FedBN's BatchNorms, all of local; the learning rate has no schedule."""
-    data, _ = two_files([])
     for method, trained in (
         ("fedper", ("fc2",)),
         ("fedbn", ("conv1:norms", "conv2:norms")),
@@ -156,7 +139,7 @@ def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, f
         ("fedavg", ()),
         ("fedbabu", ()),
     ):
-        made = config.read(flat_config(data, *options(method, 'lr-schedule="cosine"')))
+        made = settings(method, 'lr-schedule="cosine"')
         strategy = registry.strategy_class(method)(Workspace(made))
         plan = strategy.newcomer_plan(2, 1)
         found = tuple(name for stage in plan.stages for name in stage.layers)
@@ -165,7 +148,7 @@ def test_without_fine_tuning_a_newcomer_trains_its_own_layers_alone(two_files, f
         assert plan.upload == () and plan.newcomer
 
 
-def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_config):
+def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(settings):
     """The learning rate of a round counts for those that trained; other stages stay as they are."""
 
     class Own(BaseStrategy):
@@ -176,8 +159,7 @@ def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_
         def evaluation_plan(self, round_, client):
             return replace(super().evaluation_plan(round_, client), stages=self.others)
 
-    data, _ = two_files([])
-    made = config.read(flat_config(data, *options("fedavg", 'lr-schedule="step"')))
+    made = settings("fedavg", 'lr-schedule="step"')
     own, scored = (cls(Workspace(made)) for cls in (Own, Scored))
     (known,), (new,) = own.evaluation_plan(2, 0).stages, own.newcomer_plan(2, 1).stages
     assert (known.lr, new.lr) == (pytest.approx(0.01 * made.lr), made.lr)
@@ -188,20 +170,17 @@ def test_fine_tuning_of_ones_own_has_no_schedule_for_a_newcomer(two_files, flat_
 
 def adapted(method, settings):
     """Return a run after a round, and its client 1 after it has come as a newcomer."""
-    run = rehearsal_of(method, config.read(settings))
+    run = rehearsal_of(method, settings)
     run.rounds()
     plan, client = run.strategy.newcomer_plan(1, 1), run.make(1)
     client.evaluate_round(plan, run.strategy.newcomer_download(1, 1, plan))
     return run, client
 
 
-def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_config):
+def test_ditto_trains_the_personal_model_from_the_shared_one(settings):
     """Two steps by hand: v -= lr (grad F(v) + lambda (v - w)), from v = w."""
-    settings = flat_config(
-        two_files([])[0],
-        *options("ditto", "batch-size=64 ditto.personal-epochs=2 ditto.lambda=5.0"),
-    )
-    run, client = adapted("ditto", settings)
+    more = "batch-size=64 ditto.personal-epochs=2 ditto.lambda=5.0"
+    run, client = adapted("ditto", settings("ditto", more))
     lr = run.strategy.settings.lr
     after = take(client.model, run.layout.keys_of(run.layout.names))
     v, (x, y) = copied(client.model).requires_grad_().train(), client.train_data
@@ -216,10 +195,9 @@ def test_ditto_trains_the_personal_model_from_the_shared_one(two_files, flat_con
         np.testing.assert_allclose(after[key], p.detach(), atol=1e-6, err_msg=key)
 
 
-def test_fedrods_newcomer_trains_its_own_head_alone(two_files, flat_config):
+def test_fedrods_newcomer_trains_its_own_head_alone(settings):
     """Two steps by hand of a linear head, beside the generic logits; the rest stays as it came."""
-    settings = flat_config(two_files([])[0], *options("fedrod", "batch-size=64 local-epochs=2"))
-    run, client = adapted("fedrod", settings)
+    run, client = adapted("fedrod", settings("fedrod", "batch-size=64 local-epochs=2"))
     lr = run.strategy.settings.lr
     for key, value in take(client.model, run.layout.keys_of(run.layout.names)).items():
         np.testing.assert_array_equal(value, run.strategy.arrays[key], err_msg=key)
@@ -240,9 +218,9 @@ def test_fedrods_newcomer_trains_its_own_head_alone(two_files, flat_config):
 
 
 @pytest.mark.parametrize("method", ["fedamp", "fedpac", "pfedhn", "pfedsim"])
-def test_a_newcomer_gets_the_servers_mean_and_no_mixture_of_its_own(two_files, flat_config, method):
+def test_a_newcomer_gets_the_servers_mean_and_no_mixture_of_its_own(settings, method):
     """The server keeps nothing of it, so a mixture of its own would be the initial arrays."""
-    run = rehearsal_of(method, config.read(flat_config(two_files([])[0], *options(method))))
+    run = rehearsal_of(method, settings(method))
     run.rounds(2)
     strategy, plan = run.strategy, run.strategy.newcomer_plan(2, 1)
     sent = strategy.newcomer_download(2, 1, plan)
@@ -257,10 +235,8 @@ def test_a_newcomer_gets_the_servers_mean_and_no_mixture_of_its_own(two_files, f
 @pytest.mark.parametrize(("method", "mean", "own"), [
     ("scaffold", "c/", "own/"), ("feddyn", "hbar/", "g/"),
 ])  # fmt: skip
-def test_a_mean_over_all_clients_is_one_over_those_that_train(
-    two_files, flat_config, method, mean, own
-):
-    run = rehearsal_of(method, config.read(flat_config(two_files([])[0], *options(method))))
+def test_a_mean_over_all_clients_is_one_over_those_that_train(settings, method, mean, own):
+    run = rehearsal_of(method, settings(method))
     run.rounds(2)
     assert sorted(run.clients) == [0, 2, 3]
     for name, value in run.strategy.state.items():
@@ -270,9 +246,8 @@ def test_a_mean_over_all_clients_is_one_over_those_that_train(
 
 
 @pytest.mark.parametrize("method", ["apfl", "pfedme", "fedala"])
-def test_a_newcomer_is_first_scored_with_the_shared_model(two_files, flat_config, method):
-    data, _ = two_files([])
-    made = config.read(flat_config(data, *options(method)))
+def test_a_newcomer_is_first_scored_with_the_shared_model(settings, method):
+    made = settings(method)
     rehearsal = rehearsal_of(method, made)
     rehearsal.rounds(2)
     strategy = rehearsal.strategy
@@ -293,7 +268,7 @@ def test_the_page_of_newcomers_says_what_the_method_says(method):
     assert f"A newcomer {rule}" in " ".join(registry.strategy_class(method).__doc__.split())
 
 
-def test_a_newcomer_that_trains_does_what_others_do_in_a_round(two_files, flat_config):
+def test_a_newcomer_that_trains_does_what_others_do_in_a_round(settings):
     """`before_training` with its costs, and the objective of a round; else neither of them."""
 
     class Told(BaseClient):
@@ -305,11 +280,10 @@ def test_a_newcomer_that_trains_does_what_others_do_in_a_round(two_files, flat_c
             told.append(phase)
             return super().objective(phase)
 
-    data, _ = two_files([])
     for joins in (True, False):
         told = []
         kind = type("Kind", (BaseStrategy,), {"newcomers_train": joins})
-        run = rehearse(kind, Told, config.read(flat_config(data, *options("fedavg"))))
+        run = rehearse(kind, Told, settings("fedavg"))
         plan = replace(run.strategy.newcomer_plan(1, 1), stages=run.strategy.plan(1, 1).stages)
         figures = run.make(1).evaluate_round(plan, run.strategy.download(1, 1, plan)).metrics
         assert told == (["before", "train"] if joins else ["finetune"])
@@ -336,11 +310,11 @@ def test_a_newcomer_trains_norms_of_its_own_before_the_head(method):
     ('strategy="fedrep"', ("classifier",)),
 ])  # fmt: skip
 def test_statistics_of_its_own_are_measured_and_shared_layers_stay_frozen(
-    keys, moved, two_files, flat_config
+    keys, moved, tiny_npz, flat_config
 ):
     """With one batch, a running mean is 0.1 times that of the BatchNorm's inputs."""
     more = 'model="lenet5" bn-stats="local" batch-size=100 local-epochs=1 num-clients=4'
-    made = config.read(flat_config(two_files([])[0], more, 'unseen-clients="3"', keys))
+    made = config.read(flat_config(tiny_npz, more, 'unseen-clients="3"', keys))
     run = rehearsal_of(made.strategy, made)
     plan = run.strategy.newcomer_plan(1, 3)
     client, received = run.make(3), run.strategy.download(1, 3, plan)
