@@ -11,9 +11,7 @@ from torch import nn
 from fedapps import models
 from fedapps.models.blocks import of_images
 from tests.support.methods import rehearsal_of
-from tests.support.references import (
-    final,
-)
+from tests.support.references import final
 
 
 def test_feddyn_hbar_is_the_mean_of_all_memory(serial_run, fits, strategy):

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.pfedme import PFedMeClient
 from fedapps import models
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.method import put, rehearse
 from fedapps.models.blocks import of_images
@@ -17,23 +18,17 @@ from fedapps.models.grouping import freeze_as_built
 from strategies.pfedme import PFedMe
 
 # A batch is all samples of a client, so their order does not matter.
-BASE = 'strategy="fedavg" model="cnn" num-clients=3 fraction-train=1.0 batch-size=1000'
+BASE = 'strategy="pfedme" model="cnn" num-clients=3 fraction-train=1.0 batch-size=1000'
 
 
 @pytest.fixture
-def rehearsal(tiny_npz):
+def rehearsal(flat_config, tiny_npz):
     """Return make(options, client=) -> a rehearsal of pFedMe: three clients, all of them train."""
 
     def make(options, client=PFedMeClient):
-        return rehearse(PFedMe, client, laid_over(tiny_npz, f'{BASE} strategy="pfedme"', options))
+        return rehearse(PFedMe, client, config.read(flat_config(tiny_npz, BASE, options)))
 
     return make
-
-
-def laid_over(*options):
-    """One run-config of several: later values win."""
-    pairs = (pair.split("=", 1) for option in options for pair in option.split())
-    return " ".join(f"{key}={value}" for key, value in dict(pairs).items())
 
 
 def kept(run, client, prefix="theta/"):
@@ -189,13 +184,9 @@ def test_a_newcomer_predicts_with_theta_after_a_round_from_w(rehearsal):
     close(found, thetas[-1])
 
 
-def test_the_shared_model_is_scored_with_the_clients_own_batchnorms_of_it(tiny_npz):
+def test_the_shared_model_is_scored_with_the_clients_own_batchnorms_of_it(rehearsal):
     """With `bn-local` their scales and shifts stay on the client, and theta_i's are others."""
-    options = laid_over(
-        tiny_npz, f'{BASE} strategy="pfedme" model="lenet5" bn-local=true lr=0.3 pfedme.lambda=5.0'
-        " batch-size=8 local-epochs=3 num-rounds=4",
-    )  # fmt: skip
-    expected = []
+    expected, found = [], []
 
     class Noting(PFedMeClient):
         def before_scoring(self, plan):
@@ -205,8 +196,8 @@ def test_the_shared_model_is_scored_with_the_clients_own_batchnorms_of_it(tiny_n
             found.append(self.shared.loss)
             return done
 
-    found = []
-    run = rehearse(PFedMe, Noting, options)
+    options = 'model="lenet5" bn-local=true lr=0.3 pfedme.lambda=5.0 batch-size=8 local-epochs=3'
+    run = rehearsal(options, Noting)
     trained(run)
     run.evaluate(client=0)
     assert found == expected and len(found) == 1
