@@ -74,22 +74,6 @@ class Weighted(BaseClient):
         return super().after_training(plan)
 
 
-def sizes(run):
-    return [value.shape[::-1] for value in run.strategy.arrays.values() if value.ndim == 2]
-
-
-def test_what_is_in_the_state_travels_down_and_its_mean_comes_back():
-    run = rehearse(Alone, Weighted, RUN)
-    plan = run.strategy.plan(1, 2)
-    assert plan.receives == plan.sends == {"s/a": (3,)}
-    sizes = {client: run.make(client).train_data[1].shape[0] for client in range(4)}
-    run.rounds(1)
-    chosen = run.strategy.select(1)
-    mean = sum(sizes[c] * c for c in chosen) / sum(sizes[c] for c in chosen)
-    np.testing.assert_allclose(run.strategy.state["s/a"], np.arange(3) + mean, rtol=1e-6)
-    assert run.strategy.state["t/b"].tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("strategy", [Alone, Head])  # Head: the body runs once and is cached
 def test_a_loss_on_features_gets_those_of_the_batch(strategy):
     seen = []
@@ -106,22 +90,6 @@ def test_a_loss_on_features_gets_those_of_the_batch(strategy):
     run = rehearse(strategy, Looking, RUN)
     run.train(1, run.strategy.plan(1, 1))
     assert seen and all(seen)
-
-
-def test_class_features_are_the_bodys_outputs_and_their_means():
-    run = rehearse(Alone, Weighted, RUN)
-    client = run.make(3)
-    x, y = client.train_data
-    z, means, counts, costs = client.class_features()
-    with torch.no_grad():
-        expected = nn.Sequential(*client.model)[:-1](x).flatten(1)
-    torch.testing.assert_close(z, expected)
-    assert counts.tolist() == [int((y == k).sum()) for k in range(10)]
-    for k in range(10):
-        mean = expected[y == k].mean(0) if counts[k] else torch.zeros(expected.shape[1])
-        torch.testing.assert_close(means[k], mean)
-    weights = [shape[0] * shape[1] for shape in sizes(run)]
-    assert costs.macs == len(y) * sum(weights[:-1])
 
 
 def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
