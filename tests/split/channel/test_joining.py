@@ -21,7 +21,6 @@ from tests.support.split_rounds import (
     check_mean_of_updates,
     fit,
     joined,
-    let_time_pass,
     play,
     wait_for_others,
 )
@@ -134,21 +133,6 @@ def test_a_token_is_good_for_one_of_two_joins_at_the_same_moment(world, monkeypa
     result = play(strategy, misbehave)
     assert result.outcome is None, "both streams joined with the one token"
     assert result.session.refusals() == [(BAD, "wrong or used token")]
-
-
-def test_a_client_that_never_joins_is_not_waited_for(world, clock):
-    strategy = world("join-timeout=1.0")
-
-    def misbehave(plan):
-        wait_for_others(strategy)
-        let_time_pass(clock, strategy._session, 1.0)
-
-    result = play(strategy, misbehave)
-    assert result.outcome is None
-    assert result.session.lost.keys() == {BAD}
-    assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
-    assert result.session.refusals() == []
-    check_as_without(result, world())
 
 
 @pytest.mark.parametrize("after", ["the others began", "the round"])
