@@ -99,6 +99,11 @@ def complete(labels, chosen):
     return np.flatnonzero(np.isin(labels, sorted(named)))
 
 
+def fewest(chosen):
+    """Samples that each client gets at least of what is partitioned."""
+    return chosen.min_samples if chosen.partitioner == "dirichlet" else 2
+
+
 def shared_out(labels, num_train, chosen):
     """`shares`, where it is no shame to find no draw or no test sample for so few samples."""
     try:
@@ -118,6 +123,7 @@ def test_merged_is_disjoint_complete_and_split_by_the_formula(case):
     assert np.array_equal(np.sort(everything), complete(labels, chosen))
     for share in result:
         n = len(share.train) + len(share.test)
+        assert n >= fewest(chosen)
         wanted = math.floor(chosen.test_fraction * n + 0.5)
         assert len(share.test) == min(max(1, wanted), n - 1)
         assert len(share.train) >= 1
@@ -136,23 +142,13 @@ def test_official_keeps_train_and_test_apart_and_follows_the_proportions(case):
     assert np.array_equal(np.sort(train), complete(labels[:num_train], chosen))
     assert np.array_equal(np.sort(test), num_train + complete(labels[num_train:], chosen))
     assert min(len(share.test) for share in result) >= 1
+    assert min(len(share.train) for share in result) >= fewest(chosen)
     if chosen.partitioner != "shards":
         classes = labels.max() + 1
         parts = ([s.train for s in result], [s.test for s in result])
         count = [np.stack([np.bincount(labels[p], minlength=classes) for p in ps]) for ps in parts]
         wanted = count[0] / np.maximum(count[0].sum(axis=0), 1) * count[1].sum(axis=0)
         assert np.abs(count[1] - wanted).max() < 1 + 1e-6
-
-
-@given(cases(), st.sampled_from(["merged", "official"]))
-@budget(max_examples=100, deadline=None)
-def test_min_samples_is_kept_and_the_rest_gets_at_least_two(case, split):
-    labels, num_train, chosen = case
-    chosen.split = split
-    result = shared_out(labels, num_train, chosen)
-    least = chosen.min_samples if chosen.partitioner == "dirichlet" else 2
-    for share in result:
-        assert len(share.train) + (split == "merged") * len(share.test) >= least
 
 
 @given(cases())

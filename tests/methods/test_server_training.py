@@ -30,8 +30,7 @@ def test_the_server_trains_on_its_share(small, serial_run, flat_config, read_mod
         w = ref.mean([sgd(w, ref.batches(i, round_), pulled) for i in (0, 1)])
         order = Draw(0, "train", round_, 0).order(0, len(y))
         steps = [(x[chosen].double(), y[chosen]) for chosen in order.split(BATCH)]
-        trained = sgd(w, steps, partial(_grad_of, part))
-        w = trained
+        w = sgd(w, steps, partial(_grad_of, part))
     assert_close(read_model(folder), w)
 
 

@@ -1,11 +1,9 @@
 """What a method needs to run, or to run within seconds, for tests of all methods."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from fedapps.core import registry
-from fedapps.method import KeepsLast, rehearse
+from fedapps.method import rehearse
 from tests.support.marks import THOROUGH
 
 # Methods that differ in what travels, in what is kept, or in how clients train: mixtures, a
@@ -46,13 +44,3 @@ def moves(made) -> bool:
     assert all(np.isfinite(value).all() for value in strategy.arrays.values())
     moved = any(key not in before or (value != before[key]).any() for key, value in now.items())
     return moved or not (plan.upload or plan.sends)
-
-
-def keeping(arrays: dict[str, np.ndarray], clients: int) -> KeepsLast:
-    """Return a strategy without model and data, to which so many clients have sent nothing yet."""
-    made = type("Keeping", (KeepsLast,), {"mixed_keys": tuple(arrays)})
-    strategy = made.__new__(made)
-    strategy.arrays, strategy.state = arrays, {}
-    strategy.settings = SimpleNamespace(num_clients=clients)
-    strategy.start_last()
-    return strategy

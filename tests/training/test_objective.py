@@ -128,33 +128,6 @@ def test_start_moves_the_cached_prefix_before_the_first_trained_layer(trainer, d
         trainer.train(data, (stage([]),), DRAW, Objective(parameters=(adapter,), start="z"))
 
 
-def test_after_step_projects_and_averages(trainer, data):
-    """Weights stay within 0.3; an average of the weights runs along with the steps."""
-    wanted, average = deepcopy(trainer.model), torch.zeros(CLASSES, 4)
-    own = torch.optim.SGD(wanted.parameters(), 0.1)
-    for images, labels in batches(data, 2):
-        own.zero_grad()
-        cross_entropy(wanted(images), labels).backward()
-        own.step()
-        for value in wanted.parameters():
-            value.data.clamp_(-0.3, 0.3)
-        average = 0.9 * average + 0.1 * wanted.c.weight.detach()
-    running = torch.zeros(CLASSES, 4)
-
-    def after(model):
-        assert not torch.is_grad_enabled()
-        for value in model.parameters():
-            value.clamp_(-0.3, 0.3)
-        running.mul_(0.9).add_(model.c.weight, alpha=0.1)
-
-    trainer.train(data, (stage("abc", 2),), DRAW, Objective(after_step=after))
-    close(trainer.model, wanted)
-    torch.testing.assert_close(running, average)
-    assert max(
-        float(value.detach().abs().max()) for value in trainer.model.parameters()
-    ) == pytest.approx(0.3)
-
-
 def test_after_step_is_not_called_for_a_rejected_step(trainer, data):
     calls, losses = [], iter([1.0, float("nan"), 1.0])
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import OrderedDict
 from typing import get_args, get_type_hints
 
 import pytest
@@ -13,13 +12,9 @@ from torch.nn.functional import cross_entropy
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.method import copied
-from fedapps.models.layers import layout_of, run
-from fedapps.training.costs import profile
 from fedapps.training.draw import Draw
-from fedapps.training.objective import Objective
 from fedapps.training.optimizers import OPTIMIZERS, optimizer
 from fedapps.training.plan import Stage
-from fedapps.training.trainer import Trainer
 from tests.support.methods import rehearsal_of
 
 DRAW = Draw(seed=5, phase="train", round=3, client=2)
@@ -77,41 +72,6 @@ def test_a_gradient_in_another_memory_format_is_the_same_gradient(name):
         own.step()
         results.append(parameter.detach())
     assert torch.equal(*results)
-
-
-@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_stages_train_the_model_and_what_is_beside_it_with_a_new_optimizer_each(name, options):
-    torch.manual_seed(0)
-    model = nn.Sequential(OrderedDict(body=nn.Linear(6, 5), head=nn.Linear(5, 3)))
-    beside = nn.Parameter(torch.randn(3))
-    theirs = [nn.Linear(6, 5), nn.Linear(5, 3)]
-    for mine, copy in zip(model, theirs, strict=True):
-        copy.load_state_dict(mine.state_dict())
-    offset = nn.Parameter(beside.detach().clone())
-    images, labels = torch.randn(10, 6), torch.randint(3, (10,))
-
-    for epoch in range(2):
-        reference = TORCH[name](
-            [*theirs[0].parameters(), *theirs[1].parameters(), offset], 0.05, **options
-        )
-        order = DRAW.order(epoch, 10)
-        for batch in order.split(4):
-            reference.zero_grad()
-            logits = theirs[1](theirs[0](images[batch])) + offset
-            cross_entropy(logits, labels[batch]).backward()
-            reference.step()
-
-    layout = layout_of(model, 1, "shared", False)
-    trainer = Trainer(profile(model, layout, (6,)), 4)
-    stage = Stage(layers=("body", "head"), epochs=1, lr=0.05, optimizer=name, **options)
-    objective = Objective(
-        forward=lambda model, x, layers: run(model, x, layers) + beside, parameters=(beside,)
-    )
-    trainer.train((images, labels), (stage, stage), DRAW, objective)
-    for mine, copy in zip(model, theirs, strict=True):
-        torch.testing.assert_close(mine.weight, copy.weight, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(mine.bias, copy.bias, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(beside, offset, rtol=1e-5, atol=1e-6)
 
 
 def test_the_key_knows_the_optimizers_that_there_are():
