@@ -1,7 +1,6 @@
-"""Tools for methods that look at features, weight samples, or keep what clients sent."""
+"""Tools for methods that keep what clients sent, and what they predict with."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -11,7 +10,6 @@ from fedapps.method import (
     CutModel,
     LateMixing,
     Mixing,
-    Objective,
     Predictor,
     rehearse,
     under,
@@ -20,29 +18,8 @@ from fedapps.method import (
 RUN = 'strategy="fedavg" model="mlp" num-clients=4 local-epochs=1 batch-size=8 lr=0.1'
 
 
-class Alone(BaseStrategy):
-    """It trains the layers `trained`, and what it keeps in `state` travels both ways."""
-
-    trained = ("fc1", "fc2", "fc3")
-
-    def setup(self):
-        self.state["s/a"] = np.arange(3, dtype=np.float64)
-        self.state["t/b"] = np.zeros(2)
-
-    def plan(self, round_, client):
-        names = self.layout.names
-        return self.both_ways(self.exchange(round_, names, self.stage(round_, self.trained)), "s/")
-
-    def aggregate(self, round_, updates):
-        return self.averaged(updates)
-
-
-class Head(Alone):
-    trained = ("fc3",)
-
-
 class Late(LateMixing):
-    """After a round of FedAvg, each client gets what the next one has sent last."""
+    """It keeps a number for each pair of clients."""
 
     by_pair = ("seen",)
 
@@ -52,44 +29,8 @@ class Late(LateMixing):
     def personal_plan(self, round_, client):
         return self.warmup_plan(round_, client)
 
-    @property
-    def mixed_keys(self):
-        return self.layout.shared(self.layout.head)
-
     def weights(self, client):
         return np.eye(4)[(client + 1) % 4]
-
-
-class Weighted(BaseClient):
-    def setup(self):
-        n = len(self.train_data[1])
-        self.weights = torch.linspace(0, 2, n)
-
-    def objective(self, phase):
-        return Objective(weights=self.weights)
-
-    def after_training(self, plan):
-        assert self.tensor("s/a").dtype == torch.float32
-        self.sends["s/a"] = self.received["s/a"] + self.client
-        return super().after_training(plan)
-
-
-@pytest.mark.parametrize("strategy", [Alone, Head])  # Head: the body runs once and is cached
-def test_a_loss_on_features_gets_those_of_the_batch(strategy):
-    seen = []
-
-    class Looking(Weighted):
-        def objective(self, phase):
-            return self.with_features(self.looked)
-
-        def looked(self, outputs, targets, z):
-            head = self.model.fc3
-            seen.append(torch.equal(head(z), outputs) and z.shape == (len(targets), 32))
-            return self.loss(outputs, targets)
-
-    run = rehearse(strategy, Looking, RUN)
-    run.train(1, run.strategy.plan(1, 1))
-    assert seen and all(seen)
 
 
 def test_what_is_kept_of_pairs_of_clients_grows_both_ways():
@@ -129,7 +70,7 @@ def test_who_has_joined_and_sent_nothing_has_the_initial_arrays():
 
 
 def test_a_predictor_has_its_parts_under_their_names():
-    run = rehearse(Alone, Weighted, RUN)
+    run = rehearse(BaseStrategy, BaseClient, RUN)
     model, layout = run.make(0).model, run.strategy.layout
     made = CutModel(model, layout, memory=torch.ones(2), more=nn.Linear(2, 2))
     assert {"memory", "more.weight", "more.bias"} < {*made.state_dict()}
