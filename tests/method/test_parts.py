@@ -70,19 +70,6 @@ def test_new_weights_are_a_function_of_seed_and_client(made):
     assert same(values(other.make(0).gate), expected(1, 0))
 
 
-def test_a_part_is_trained_kept_and_never_sent(made):
-    first = values(made.make(0).gate)
-    update = made.train(0, made.strategy.plan(1, 0))
-    assert update.arrays.keys() == {*made.layout.keys_of(made.layout.names)} and not update.extras
-    kept = {key: made.clients[0][f"gate/{key}"] for key in first}
-    assert not same(kept, first)
-    assert same(values(made.make(0).gate), kept)
-    before = {key: value.clone() for key, value in made.clients[0].items()}
-    made.evaluate(0)
-    assert same(made.clients[0], before)
-    assert same(values(made.make(1).gate), values(made.make(1).gate))
-
-
 def test_a_copy_of_the_models_layers_begins_with_the_initial_values(made):
     """Not with those of whichever client was here before; and all of it can be trained."""
     space = made.strategy.workspace

@@ -147,14 +147,6 @@ def test_a_tensor_that_two_layers_share_is_refused_and_one_within_a_layer_travel
     assert layout(model).keys["ends"] == ("embed.weight",)
 
 
-def test_a_layer_without_state_in_a_sequential_belongs_to_the_one_before_it():
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(1))
-    found = layout(model)
-    assert found.names == ("0", "2")
-    x = torch.randn(5, 4)
-    assert torch.equal(run(model, run(model, x, ("0",)), ("2",)), model(x))
-
-
 def test_frozen_layers_of_such_a_model_neither_move_nor_count():
     """Against plain PyTorch, with the frozen layers in eval mode."""
     torch.manual_seed(0)

@@ -191,15 +191,6 @@ def test_put_refuses_another_shape_even_one_that_broadcasts(shape):
     assert torch.equal(model.fc2.weight, before)
 
 
-def test_run_takes_a_part_of_the_way():
-    model = build("cnn", (1, 8, 8), 5, seed=1)
-    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        half = run(model, x, ("conv1", "conv2"))
-        assert torch.equal(half, model.conv2(model.conv1(x)))
-        assert torch.equal(run(model, half, ("fc1", "fc2")), model(x))
-
-
 def test_a_module_that_comes_twice_is_computed_twice():
     """As with one `nn.ReLU()` for all layers; `named_children` has it once."""
     act = nn.ReLU()

@@ -21,6 +21,7 @@ from tests.support.split_rounds import (
     check_mean_of_updates,
     fit,
     joined,
+    let_time_pass,
     play,
     wait_for_others,
 )
@@ -45,7 +46,7 @@ def test_a_wrong_token_is_refused(world, clock, token):
         with joined(plan, token=token) as link, pytest.raises(ChannelError) as caught:
             link.begin()
         wait_for_others(strategy)
-        clock.move(1.0)
+        let_time_pass(clock, strategy._session, 1.0)
         return caught.value
 
     result = play(strategy, misbehave)
