@@ -44,6 +44,7 @@ from fedapps.report.summary import versions
 from fedapps.serial import run_serial
 from fedapps.tasks import CLASSIFICATION
 from tests.support.marks import LONG, THOROUGH
+from tests.support.papers import run_of
 
 TINY = (
     'dataset="digits" num-clients=4 min-samples=4 alpha=1.0 num-rounds=3 fraction-train=0.5 '
@@ -95,31 +96,20 @@ def test_costs_of_another_model_and_shape(capsys):
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
+def table(base):
     """A table with two rows, one column each, at a scale of tiny runs."""
-    monkeypatch.setattr("experiments.papers.table.HERE", tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
     rows = (
         Row("avg", 'strategy="fedavg"', READ, 50.0),
         Row("per", 'strategy="fedper"', published={"hot": 60.0}),
     )
     scales = {"smoke": Scale(TINY, seeds="0-1")}
-    return Table("t", "T", "base", rows=rows, columns={"hot": "lr=0.1"}, scales=scales)
+    return Table("t", "T", base, rows=rows, columns={"hot": "lr=0.1"}, scales=scales)
 
 
 @pytest.fixture
 def store(tmp_path):
     """An empty store."""
     return Store(tmp_path / "results")
-
-
-def run_of(cell, seed, **changes):
-    """Return a run as if the cell had run."""
-    about = {"table": cell.table.name, "cell": cell.name, "scale": cell.scale, "seed": seed}
-    spent = {"costs": {}, "seconds": 30.0, "seconds_per_round": 1.0}
-    found = {"config": numeric(cell.config(seed)), "figures": {"accuracy_personalized": 0.5}}
-    return Run(**about | spent | found | changes)
 
 
 def replace_scale(table, **changes):
@@ -264,15 +254,16 @@ def test_selected_before_pools_the_next_rounds_clients():
         readings.selected_before(missing, flat, 2)
 
 
-def test_a_row_is_done_until_a_key_of_its_config_changes(table, store):
+@pytest.mark.parametrize("key", ["momentum=0.5", "threads=7", "presum=true"])
+def test_a_row_is_done_until_a_key_of_its_config_changes(table, store, key):
+    """Also one that changes no more than the last digits."""
     cell, seed = table.cells("smoke")[1], 0
     assert store.find(cell, seed) is None
     store.save(cell, run_of(cell, seed))
     assert Store(store.folder).find(cell, seed).seed == seed
     assert store.find(cell, 1) is None
-    changed = Row("per", 'strategy="fedper" momentum=0.5')
-    other = Cell(table, changed, "hot", "smoke")
-    assert store.find(other, seed) is None
+    other = Row("per", f'strategy="fedper" {key}')
+    assert store.find(Cell(table, other, "hot", "smoke"), seed) is None
 
 
 def test_tables_share_runs_and_new_keys_with_defaults_change_nothing(table, store):
@@ -317,14 +308,6 @@ def test_a_run_that_comes_in_the_same_tick_of_the_clock_is_seen(table, store):
     store.save(second, run_of(second, 0))
     os.utime(folder, (now, now))
     assert [run.cell for run in other.runs()] == [first.name, second.name]
-
-
-@pytest.mark.parametrize("keys", ["threads=7", "presum=true"])
-def test_what_changes_the_last_digits_is_another_run(table, store, keys):
-    cell = table.cells("smoke")[1]
-    store.save(cell, run_of(cell, 0))
-    other = Row("per", f'strategy="fedper" {keys}')
-    assert store.find(Cell(table, other, "hot", "smoke"), 0) is None
 
 
 def test_nobody_runs_what_another_process_holds(store):
@@ -719,88 +702,64 @@ def test_a_pattern_of_only_has_to_match_a_row_of_some_table(table):
         files.having(both, "smoke", "ditto,avg@cold")
 
 
-def test_rows_have_what_their_table_says_of_each_row(tmp_path, monkeypatch):
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "toy.toml").write_text("""
-        title = "Toy"
-        base = "fedavg"
-        [scales.cpu]
-        [each_row]
-        reads = "accuracy_initial"
-        search = { lr = [0.1, 0.2], local-epochs = [1, 5] }
-        [[rows]]
-        name = "as-said"
-        [[rows]]
-        name = "own"
-        reads = "accuracy_personalized"
-        search = { local-epochs = [2], momentum = [0.5], lr = [] }
-        """)
-    monkeypatch.setattr(files, "HERE", tmp_path)
-    said, own = files.tables()["toy"].rows
-    assert said.reads == "accuracy_initial"
-    assert said.search == {"lr": [0.1, 0.2], "local-epochs": [1, 5]}
-    assert own.reads == "accuracy_personalized"
-    assert own.search == {"local-epochs": [2], "momentum": [0.5]}
-
-
-def test_a_table_has_what_it_does_not_say_of_another_one(tmp_path, monkeypatch):
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "toy.toml").write_text("""
-        title = "Toy"
-        base = "fedavg"
-        yardstick = "one"
-        [scales.cpu]
-        seeds = "0-4"
-        [each_row]
-        search = { lr = [0.1] }
-        [[rows]]
-        name = "one"
-        search = { momentum = [0.5] }
-        [[rows]]
-        name = "two"
-        reads = "accuracy_initial"
-        search = { momentum = [0.5] }
-        """)
-    like = tmp_path / "tables" / "like.toml"
-    like.write_text("""
-        title = "Alike"
-        like = "toy"
-        [each_row]
-        search = { lr = [0.2] }
-        [[rows]]
-        name = "two"
-        search = { alpha = [0.3] }
-        [[rows]]
-        name = "three"
-        """)
-    monkeypatch.setattr(files, "HERE", tmp_path)
-    made, toy = files.tables()["like"], files.tables()["toy"]
-    assert (made.title, made.base, made.yardstick) == ("Alike", "fedavg", "one")
-    assert made.scales == toy.scales
-    one, two, three = made.rows
-    assert one.search == {"lr": [0.2], "momentum": [0.5]}
-    assert (two.reads, two.search) == ("accuracy_initial", {"lr": [0.2], "alpha": [0.3]})
-    assert (three.name, three.search) == ("three", {"lr": [0.2]})
-    assert [row.name for row in toy.rows] == ["one", "two"]
+def test_rows_have_what_their_table_or_the_one_that_it_is_like_says(written):
+    made = written(
+        toy="""
+            title = "Toy"
+            base = "fedavg"
+            yardstick = "one"
+            [scales.cpu]
+            seeds = "0-4"
+            [each_row]
+            reads = "accuracy_initial"
+            search = { lr = [0.1, 0.2], local-epochs = [1, 5] }
+            [[rows]]
+            name = "one"
+            search = { momentum = [0.5] }
+            [[rows]]
+            name = "two"
+            reads = "accuracy_personalized"
+            search = { local-epochs = [2], momentum = [0.5], lr = [] }
+            """,
+        like="""
+            title = "Alike"
+            like = "toy"
+            [each_row]
+            search = { lr = [0.2] }
+            [[rows]]
+            name = "two"
+            search = { alpha = [0.3] }
+            [[rows]]
+            name = "three"
+            """,
+    )
+    like, toy = made["like"], made["toy"]
+    assert (like.title, like.base, like.yardstick) == ("Alike", "fedavg", "one")
+    assert like.scales == toy.scales
+    assert [(row.name, row.reads, row.search) for row in (*toy.rows, *like.rows)] == [
+        ("one", "accuracy_initial", {"lr": [0.1, 0.2], "local-epochs": [1, 5], "momentum": [0.5]}),
+        ("two", "accuracy_personalized", {"local-epochs": [2], "momentum": [0.5]}),
+        ("one", "accuracy_initial", {"lr": [0.2], "momentum": [0.5]}),
+        ("two", "accuracy_personalized", {"lr": [0.2], "alpha": [0.3]}),
+        ("three", "accuracy_initial", {"lr": [0.2]}),
+    ]
     for other in ("like", "none"):
-        like.write_text(f'title = "Alike"\nlike = "{other}"\n')
         with pytest.raises(RunError, match=f"^like.toml: like {other}: must be a table that is n"):
-            files.tables()
+            written(like=f'title = "Alike"\nlike = "{other}"\n')
 
 
-@pytest.mark.parametrize(("pattern", "told"), [
+@pytest.mark.parametrize(("names", "told"), [
     ('rows = "avg,pre"', "scale cpu: row pre: must match one of avg, per, did you mean per?"),
     ('columns = "c*"', "scale cpu: column c*: must match one of hot"),
     ('[[rows]]\nname = "x"\ncolumns = "cold"', "row x: column cold: must match one of hot"),
+    ('[[claims]]\nsays = ""\nbetter = "avg"\nthan = ["per", "peer"]',
+     "a claim names row peer, which does not exist, did you mean per?"),
 ])  # fmt: skip
-def test_a_pattern_without_a_match_in_its_table_is_refused(tmp_path, monkeypatch, pattern, told):
-    monkeypatch.setattr(files, "HERE", tmp_path)
-    (tmp_path / "tables").mkdir()
-    rows = 'rows = [{name = "avg"}, {name = "per"}]' if "[[" not in pattern else ""
+def test_what_a_table_names_and_does_not_have_is_refused(written, names, told):
+    rows = "" if "[[rows]]" in names else 'rows = [{name = "avg"}, {name = "per"}]'
     head = f'title = "T"\nbase = "b"\nsource = "S"\n{rows}\ncolumns = {{hot = "lr=1.0"}}\n'
-    (tmp_path / "tables" / "t.toml").write_text(f"{head}[scales.cpu]\n{pattern}\n")
     with pytest.raises(RunError) as error:
-        files.tables()
+        written(t=f"{head}[scales.cpu]\n{names}\n")
     assert str(error.value) == f"t.toml: {told}"
 
 
@@ -958,33 +917,25 @@ def test_a_plotted_curve_of_several_seeds_is_their_mean_within_a_band():
 
 
 def test_both_pages_say_when_a_curve_reached_the_thresholds(table, store):
-    followed = replace(table, follows="accuracy_initial", thresholds=(40, 70))
-    rounds = {"round": [1, 5, 9, 13], "accuracy_initial": [0.3, None, 0.65, 0.41]}
-    for cell in followed.cells("smoke", "avg"):
-        store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    part = sections.section(store, followed)
-    assert [dict(zip(part.reached_heads, line, strict=True)) for line in part.reached] == [
-        {"row": "avg@hot", "seed": "0", "last": "41.00", "best round": "65.00 (9)",
-         "first round at 40 %": "9", "first round at 70 %": "never"}
-    ]  # fmt: skip
-    lines = [*markdown_page.markdown(sections.section(store, followed))]
-    assert "| avg@hot | 0 | 41.00 | 65.00 (9) | 9 | never |" in lines
-
-
-def test_published_rounds_stand_beside_ours(table, store):
+    """Beside what the paper says of some of them."""
     known = {"avg": {"70": 114}, "per": {"70": "never"}}
     rows = [msgspec.structs.replace(row, reached=known[row.name]) for row in table.rows]
     followed = replace(table, rows=rows, follows="accuracy_initial", thresholds=(40, 70))
-    rounds = {"round": [1, 5], "accuracy_initial": [0.3, 0.71]}
+    curves_of = {"avg": [0.3, None, 0.65, 0.41], "per": [0.3, None, None, 0.71]}
     for cell in followed.cells("smoke"):
+        rounds = {"round": [1, 5, 9, 13], "accuracy_initial": curves_of[cell.row.name]}
         store.save(cell, run_of(cell, 0, figures={READ: 0.5}, rounds=rounds))
-    lines = [*markdown_page.markdown(sections.section(store, followed))]
-    head = "| row | seed | last | best round | first round at 40 % | first round at 70 % |"
-    start = lines.index(f"{head} published, 70 % |")
-    assert lines[start + 2 : start + 4] == [
-        "| avg@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | 114 |",
-        "| per@hot | 0 | 71.00 | 71.00 (5) | 5 | 5 | never |",
+    part = sections.section(store, followed)
+    heads = ["row", "seed", "last", "best round"]
+    heads += ["first round at 40 %", "first round at 70 %", "published, 70 %"]
+    lines = [
+        ["avg@hot", "0", "41.00", "65.00 (9)", "9", "never", "114"],
+        ["per@hot", "0", "71.00", "71.00 (13)", "13", "13", "never"],
     ]
+    assert part.reached_heads == heads and part.reached == lines
+    page = [*markdown_page.markdown(part)]
+    start = page.index(f"| {' | '.join(heads)} |")
+    assert page[start + 2 : start + 4] == [f"| {' | '.join(line)} |" for line in lines]
 
 
 def test_rows_are_plotted_over_the_numbers_of_the_columns(table, store):

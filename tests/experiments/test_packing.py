@@ -8,25 +8,22 @@ import pytest
 
 from experiments.papers.table import Cell, Row, Scale, Table
 from experiments.run import store as store_module
-from experiments.run.store import Run, Store, numeric
+from experiments.run.store import Store
+from tests.support.papers import run_of
 
 ROWS = tuple(Row(name, f'strategy="{name}"') for name in ("fedavg", "fedper", "fedrep"))
 SCALES = {"smoke": Scale("num-rounds=1", seeds="0")}
 
 
 @pytest.fixture
-def cells(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.papers.table.HERE", tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "base.toml").write_text("")
-    table = Table("t", "T", "base", rows=ROWS, columns={"hot": ""}, scales=SCALES)
+def cells(base):
+    table = Table("t", "T", base, rows=ROWS, columns={"hot": ""}, scales=SCALES)
     return [Cell(table, row, "hot", "smoke") for row in ROWS]
 
 
 def add(store, cell, seconds, old=True):
     """Save a run, as if that had been a minute ago."""
-    run = Run("t", cell.name, "smoke", 0, numeric(cell.config(0)), seconds=seconds)
-    store.save(cell, run)
+    store.save(cell, run_of(cell, 0, seconds=seconds))
     if old:
         path = store.path(cell, 0)
         os.utime(path, ns=(path.stat().st_mtime_ns - 60 * 10**9,) * 2)

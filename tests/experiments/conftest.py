@@ -1,0 +1,28 @@
+"""Folders of tables and of their base configs that a test fills itself."""
+
+import pytest
+
+from experiments.papers import files
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    """The name of the only base config there is."""
+    monkeypatch.setattr("experiments.papers.table.HERE", tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "base.toml").write_text('model = "cnn"\n')
+    return "base"
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return written(**texts) -> the tables of these texts of TOML by name, beside earlier ones."""
+    monkeypatch.setattr(files, "HERE", tmp_path)
+    (tmp_path / "tables").mkdir()
+
+    def write(**texts):
+        for name, text in texts.items():
+            (tmp_path / "tables" / f"{name}.toml").write_text(text)
+        return files.tables()
+
+    return write
