@@ -236,26 +236,6 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
 
 
-def test_runs_of_other_lengths_have_no_difference(made, compare):
-    folders = [made("a", scores=[(0.1, 0.2)] * 3), made("b", "lr=0.5", scores=[(0.1, 0.4)] * 2)]
-    compared = compare(*folders)
-    assert "difference seed by seed" not in compared.out
-    assert "not equally long: 3 rounds (A), 2 rounds (B)\n" in compared.out
-
-
-def test_means_over_other_clients_have_no_difference(made, compare):
-    """A client of one run has failed in the evaluation of seed 1."""
-    scored = [("fedavg", 0, 5), ("fedavg", 1, 5), ("fedper", 0, 5), ("fedper", 1, 4)]
-    folders = [
-        made(f"{method}-{seed}", f'strategy="{method}" seed={seed}', evaluated=clients)
-        for method, seed, clients in scored
-    ]
-    compared = compare(*folders)
-    assert "not the same clients: seed 1 is scored on 5 (A), 4 (B)\n" in compared.out
-    printed = compared.cells("personalized accuracy, difference seed by seed")
-    assert printed["B - A"][0] == "1"  # seed is left
-
-
 def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(made, compare):
     first = made("other", "alpha=0.4")
     for strategy, clients in (("fedavg", 5), ("fedper", 4)):

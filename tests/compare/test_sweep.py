@@ -195,55 +195,60 @@ def test_the_comparison_of_another_sweep_in_the_same_folder_stays(whole, sweep, 
     assert not (folder / "comparison-3").exists()
 
 
-def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def told(tmp_path, monkeypatch, capsys):
+    """Two runs, `a` and `b`, of ten rounds, which begin at second 0; `put` writes a table."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(progress, "time", clock)
     todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
-    (tmp_path / "a").mkdir()
-    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+
+    def put(name, rounds, head="round", value="1"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        table = tmp_path / name / "rounds.csv"
+        table.write_text(f"{head}\n" + f"{value}\n" * rounds)
+        return table
+
+    shown = progress.Progress(tmp_path, todo, started=0.0)
+    labels = [point.label for point in todo]
+    lines = lambda: capsys.readouterr().out.splitlines()  # noqa: E731
+    return SimpleNamespace(clock=clock, todo=todo, put=put, shown=shown, labels=labels, lines=lines)
+
+
+def test_without_a_terminal_a_line_a_minute_says_how_far_runs_are(told):
+    with told.shown as shown:
         shown.begin(3)
-        capsys.readouterr()
+        told.lines()
         for seconds, rounds in ((59, 1), (60, 2), (119, 3), (120, 4)):
-            clock.now = seconds
-            (tmp_path / "a" / "rounds.csv").write_text("round\n" + "1\n" * rounds)
+            told.clock.now = seconds
+            told.put("a", rounds)
             shown.look()
-    lines, a = capsys.readouterr().out.splitlines(), todo[0].label
+    a, lines = told.labels[0], told.lines()
     assert lines == [f"1/3 done, {a} in round 3, left 9:00", f"1/3 done, {a} in round 5, left 8:00"]
 
 
-def test_rounds_before_an_interruption_do_not_shorten_the_rest(tmp_path, monkeypatch, capsys):
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(progress, "time", clock)
-    todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
-    table = tmp_path / "a" / "rounds.csv"
-    table.parent.mkdir()
-    table.write_text("round\n" + "1\n" * 4)
-    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+def test_rounds_before_an_interruption_do_not_shorten_the_rest(told):
+    told.put("a", 4)
+    with told.shown as shown:
         shown.begin(2)
-        clock.now = 60
-        table.write_text("round\n" + "1\n" * 6)
+        told.clock.now = 60
+        told.put("a", 6)
         shown.look()
-    _, line = capsys.readouterr().out.splitlines()
+    _, line = told.lines()
     assert line.endswith(" in round 7, left 7:00"), "2 rounds took a minute, 14 are left"
 
 
-def test_how_far_a_run_came_is_not_read_again_once_it_has_ended(tmp_path, monkeypatch, capsys):
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(progress, "time", clock)
-    todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
-    with progress.Progress(tmp_path, todo, started=0.0) as shown:
+def test_how_far_a_run_came_is_not_read_again_once_it_has_ended(told):
+    with told.shown as shown:
         shown.begin(2)
-        for name, rounds in (("a", 10), ("b", 2)):
-            (tmp_path / name).mkdir()
-            table = tmp_path / name / "rounds.csv"
-            table.write_text("accuracy_personalized\n" + "0.5\n" * rounds)
-        shown.end(todo[0], "")
-        (tmp_path / "a" / "rounds.csv").unlink()
-        clock.now = 60
+        table = told.put("a", 10, "accuracy_personalized", "0.5")
+        told.put("b", 2, "accuracy_personalized", "0.5")
+        shown.end(told.todo[0], "")
+        table.unlink()
+        told.clock.now = 60
         shown.look()
-    ended, b = capsys.readouterr().out.splitlines()[1:], todo[1].label
-    assert ended == [
-        f"1/2 {todo[0].label}: personalized 50.00 %, left 0:00",
+    a, b = told.labels
+    assert told.lines()[1:] == [
+        f"1/2 {a}: personalized 50.00 %, left 0:00",
         f"1/2 done, {b} in round 3, left 0:40",
     ]
 

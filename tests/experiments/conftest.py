@@ -1,8 +1,10 @@
-"""Folders of tables and of their base configs that a test fills itself."""
+"""Folders of tables and of their base configs that a test fills itself, and quick workers."""
 
 import pytest
 
 from experiments.papers import files
+from fedapps.compare import workers
+from tests.support import sweeps
 
 
 @pytest.fixture
@@ -26,3 +28,10 @@ def written(tmp_path, monkeypatch):
         return files.tables()
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch):
+    """Workers are forks, which start at once; tests/compare/test_workers.py has spawned ones."""
+    monkeypatch.setattr(workers, "SPAWN", sweeps.FORK)
+    monkeypatch.setattr(workers, "_serve", sweeps.serve)

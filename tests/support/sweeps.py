@@ -23,6 +23,7 @@ from fedapps.report.report import Report
 
 LOADED = cli, client_app, curves, files, server_app, sweeps
 FORK = get_context("fork")
+INHERITED = []  # streams that are kept: whoever flushes them at last waits, too
 MEET = 120.0  # seconds for two runs to be there at the same time
 
 
@@ -70,10 +71,18 @@ def sweep(words, journal, hold="", die="", until="", number=9, meet=False, drawn
         return {"status": status, "out": "".join(lines), "err": errors.read()}
 
 
+def serve(pipe, serve_=workers._serve):
+    """Serve as a worker that is a fork of this process and not spawned."""
+    # A fork finds the streams locked for ever if another thread was just printing.
+    INHERITED.extend((sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf8", closefd=False) for n in (1, 2))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that was spawned
+    serve_(pipe)
+
+
 def arrange(journal, hold, die, holds, barrier):
     """Have the runs of this process's workers do what `sweep` says."""
-    run, serve, write = serial.run_serial, workers._serve, Report.round
-    inherited = []  # kept: whoever flushes them at last waits, too
+    run, write = serial.run_serial, Report.round
 
     def note(what, flat):
         name = flat["run-name"] or Path(str(flat["resume"])).name
@@ -97,15 +106,8 @@ def arrange(journal, hold, die, holds, barrier):
             os.kill(os.getpid(), signal.SIGKILL)
         write(report, row)
 
-    def serve_(pipe):
-        # A fork finds the streams locked for ever if another thread was just printing.
-        inherited.extend((sys.stdout, sys.stderr))
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf8", closefd=False) for n in (1, 2))
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that was spawned
-        serve(pipe)
-
     serial.run_serial, Report.round = run_noted, round_
-    workers._serve, workers.SPAWN = serve_, FORK
+    workers._serve, workers.SPAWN = serve, FORK
 
 
 if __name__ == "__main__":
