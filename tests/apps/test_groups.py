@@ -13,6 +13,10 @@ RUN = 'strategy="fedavg" num-clients=4 fraction-train=1.0 num-rounds=1 model="le
 BROKEN = 2
 
 
+def same(one, other):
+    return all(np.array_equal(value, other[key]) for key, value in one.items())
+
+
 def not_finite(client, outputs, targets):
     return outputs.sum() * float("nan")
 
@@ -42,13 +46,13 @@ def test_one_client_that_fails_costs_its_group_nothing(
         (event,) = read_csv(folder, "events.csv")
         assert event["client"] == str(BROKEN) and why in event["detail"]
         models.append(read_model(folder))
-    assert all(np.array_equal(value, models[1][key]) for key, value in models[0].items())
+    assert same(*models)
 
 
 def test_a_loss_that_reads_the_model_runs_alone(tiny_npz, serial_run, read_model, monkeypatch):
     monkeypatch.setattr(FedAvgClient, "loss", of_the_model)
     alone, together = (read_model(serial_run(tiny_npz, RUN, o)) for o in ("", "group=4"))
-    assert all(np.array_equal(value, together[key]) for key, value in alone.items())
+    assert same(alone, together)
 
 
 @pytest.mark.parametrize(("option", "nodes"), [("", 1), ("", 2), ("group=3", 1)])
@@ -67,11 +71,8 @@ def test_messages_with_few_large_updates_give_the_same_numbers(
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_run_repeats_bit_by_bit(tiny_npz, serial_run, read_model, nodes):
-    one, other = (
-        read_model(serial_run(tiny_npz, RUN, 'group=3 dp.mode="local"', num_supernodes=nodes))
-        for _ in range(2)
-    )
-    assert all(np.array_equal(value, other[key]) for key, value in one.items())
+    options = [tiny_npz, RUN, 'group=3 dp.mode="local"']
+    assert same(*(read_model(serial_run(*options, num_supernodes=nodes)) for _ in range(2)))
 
 
 @pytest.mark.parametrize("option", [

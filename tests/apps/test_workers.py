@@ -134,24 +134,21 @@ def test_a_worker_that_is_killed_costs_its_clients_one_round(run, clients, read_
         run('strategy="fedper"', workers=5, keep_going=False)
 
 
-def test_a_client_that_fails_ends_the_run_with_its_traceback(run, clients):
-    def act(client, round_):
-        if client == 1:
-            raise ValueError("no luck")
+def no_luck(client, round_):
+    if client == 1:
+        raise ValueError("no luck")
 
-    clients(act)
+
+def test_a_client_that_fails_ends_the_run_with_its_traceback(run, clients):
+    clients(no_luck)
     with pytest.raises(ClientError) as e:
         run('strategy="fedavg"', workers=2, keep_going=False)
     assert str(e.value) == "round 1, client 1, train: ValueError: no luck"
-    assert "in before_training" in "".join(e.value.__notes__)
+    assert "in no_luck" in "".join(e.value.__notes__)
 
 
 def test_a_run_that_keeps_going_logs_each_traceback_once(run, clients, read_csv):
-    def act(client, round_):
-        if client == 1:
-            raise ValueError("no luck")
-
-    clients(act)
+    clients(no_luck)
     folder = run('strategy="fedavg"', workers=2)
     rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     assert [(row["round"], row["client"]) for row in rows] == [("1", "1"), ("2", "1")]

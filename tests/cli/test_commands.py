@@ -160,12 +160,6 @@ def test_serial_takes_both_options_and_ends_with_the_run_directory(options, no_p
     assert said == [f"run directory: {folder}", str(folder)]
 
 
-def test_bad_input_is_one_line(options, capsys):
-    assert cli.main(["serial", *options, "-c", "lr=0"]) == 1
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "error: lr = 0: must be float > 0\n")
-
-
 NOTHING = "interrupted in round 1 of 2: {} has no results yet"
 FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
 GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}"

@@ -109,10 +109,6 @@ def passed_on(given):
 
 
 class TestParse:
-    def test_status(self):
-        status, details = outcome.status_of(outcome.answer_of(LISTED))
-        assert (status, details) == ("finished:failed", f"{TRACE}round 2 fails as asked")
-
     def test_what_is_printed_around_the_answer_does_not_matter(self):
         output = f"a note\n{LISTED}another {{note}}\n"
         assert outcome.answer_of(output) == outcome.answer_of(LISTED)
@@ -384,7 +380,7 @@ class TestLaunch:
         echoed: list[str] = []
         ended = launch.launch(EMPTY_APP, ["sleep=1.0"], home=tmp_path, echo=echoed.append)
         assert (ended.run_id, ended.status) == (9621920773214295782, "finished:failed")
-        assert not ended.completed
+        assert ended.details == f"{TRACE}round 2 fails as asked" and not ended.completed
         assert echoed[4].startswith("\x1b[91m") and ended.lines[4].startswith("ERROR")
 
     def test_command_line(self, flwr, tmp_path, capsys):
@@ -517,13 +513,6 @@ def test_a_process_of_somebody_else_is_a_line(monkeypatch):
     finally:
         other.kill()
         other.wait()
-
-
-def test_stop_without_a_superlink(tmp_path, capsys):
-    assert superlink.stop(tmp_path) is False
-    assert cli.main(["stop", "--home", str(tmp_path)]) == 0
-    there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
-    assert capsys.readouterr().out == f"{there}\n"
 
 
 def test_make_clean_gets_over_an_installation_that_was_broken_off(tmp_path):

@@ -168,31 +168,24 @@ def test_failures_of_a_round_with_two_rows_are_told_together(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "expected"), [
-    ("", {"strategy": ('"fedprox"', '"fedbabu"')}),
-    ("prox-mu=0.01 fedper.personal-layers='fc2' run-name='x'", {}),  # as it is, or no effect
-    ("prox-mu=0.0 lr=0.1", {"prox-mu": ("0.0", "0.01"), "lr": ("0.1", "0.05")}),
-    ("dp.mode='central'", {"dp.mode": ('"central"', '"none"')}),
+    ('strategy="fedbabu"', {}),  # the default
+    ("lr=0.3", {"lr": "0.3"}),
+    ('strategy="fedprox"', {"strategy": '"fedprox"'}),
+    # as it is, or no effect
+    ('strategy="fedprox" prox-mu=0.01 fedper.personal-layers="fc2" run-name="x"',
+     {"strategy": '"fedprox"'}),
+    ('strategy="fedprox" prox-mu=0.0 lr=0.1 dp.mode="central"',
+     {"strategy": '"fedprox"', "prox-mu": "0.0", "lr": "0.1", "dp.mode": '"central"',
+      "fedprox.prox-mu": "0.0"}),
+    ('strategy="fedseq" fedseq.base="fedper" fedper.personal-layers="fc1"',
+     {"strategy": '"fedseq"', "fedseq.base": '"fedper"', "fedper.personal-layers": '"fc1"'}),
+    ('strategy="fedseq" fedper.personal-layers="fc1"', {"strategy": '"fedseq"'}),  # not its base
 ])  # fmt: skip
-def test_settings_that_differ_are_told(options, expected):
-    flat = facts.config.parse(['strategy="fedprox"', options.replace("'", '"')])
-    found = {key: values for key, *values in facts.differences(flat)}
-    assert found.pop("strategy") == ['"fedprox"', '"fedbabu"']
-    own = {key: [*values] for key, values in expected.items() if key != "strategy"}
-    assert {k: v for k, v in found.items() if not k.startswith("fedprox.")} == own
-
-
-def test_the_default_method_is_no_setting_that_differs():
-    default = facts.config.defaults()["strategy"]
-    assert facts.differences(facts.config.parse([f'strategy="{default}"'])) == []
-    assert facts.differences(facts.config.parse(["lr=0.3"]))[0][:2] == ("lr", "0.3")
-
-
-def test_a_setting_of_the_base_method_differs_too():
-    text = 'strategy="fedseq" fedseq.base="fedper" fedper.personal-layers="fc1"'
-    found = {key: value for key, value, _ in facts.differences(facts.config.parse([text]))}
-    assert found["fedper.personal-layers"] == '"fc1"'
-    text = 'strategy="fedseq" fedper.personal-layers="fc1"'  # FedPer is not its base
-    assert "fedper.personal-layers" not in str(facts.differences(facts.config.parse([text])))
+def test_settings_that_differ_are_told_beside_their_defaults(options, expected):
+    defaults = {"strategy": '"fedbabu"', "prox-mu": "0.01", "lr": "0.05", "dp.mode": '"none"'}
+    found = facts.differences(facts.config.parse([options]))
+    assert {key: value for key, value, _ in found} == expected
+    assert all(default == defaults.get(key, default) for key, _, default in found)
 
 
 @pytest.mark.parametrize(("changes", "programs"), [
@@ -299,11 +292,6 @@ def test_the_command_writes_it_again(folder, tmp_path, capsys):
     ]
     with pytest.raises(RunError, match=r"is not a run directory, .* no rounds\.csv$"):
         report_command.run(parser.parse_args([str(tmp_path)]))
-
-
-def test_reading_takes_the_last_evaluation_alone(folder, read_csv):
-    rows = read_csv(folder, "clients.csv")
-    assert RunFiles.read(folder).clients == [row for row in rows if row["round"] == "3"]
 
 
 @pytest.mark.parametrize(("rounds", "left_out"), [(1, "vote"), (2, "score, vote")])
