@@ -214,19 +214,26 @@ def test_last_model_is_kept(interrupted, serial_run, tiny_npz, tmp_path, read_su
     assert model == (shorter / "model.safetensors").read_bytes()
 
 
+@contextlib.contextmanager
+def handled(number, handler):
+    """Have a handler of a signal, which is there again at the end of a run."""
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            yield exit_
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_as_it_is_told(
     number, interrupted, no_plots, monkeypatch, tmp_path, read_summary, read_rounds
 ):
     """By another process, or because its terminal was closed; both are often told twice."""
-    before = signal.signal(number, signal.SIG_DFL)
     monkeypatch.setattr(Report, "_plot", lambda report: os.kill(os.getpid(), number))
-    try:
-        with pytest.raises(SystemExit) as exit_:
-            interrupted(lambda: os.kill(os.getpid(), number))
-        assert signal.getsignal(number) is signal.SIG_DFL
-    finally:
-        signal.signal(number, before)
+    with handled(number, signal.SIG_DFL) as exit_:
+        interrupted(lambda: os.kill(os.getpid(), number))
     assert exit_.value.code == 128 + number
     check_left(tmp_path / "runs" / "x", number.name, read_summary, read_rounds)
 
@@ -240,13 +247,8 @@ def test_the_signal_goes_on_to_flowers_own_handler(number, interrupted, no_plots
         seen.append((signalnum, summary.exists()))
         sys.exit(0)
 
-    before = signal.signal(number, flowers)
-    try:
-        with pytest.raises(SystemExit) as exit_:
-            interrupted(lambda: os.kill(os.getpid(), number))
-        assert signal.getsignal(number) is flowers
-    finally:
-        signal.signal(number, before)
+    with handled(number, flowers) as exit_:
+        interrupted(lambda: os.kill(os.getpid(), number))
     assert seen == [(number, True)] and exit_.value.code == 0
 
 
