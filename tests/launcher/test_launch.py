@@ -204,18 +204,19 @@ class TestHome:
         assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
         assert 20000 <= int(env[superlink.PORT]) < 32768
 
-    def test_ray_gets_a_token_that_nobody_else_has(self, tmp_path, monkeypatch):
+    @pytest.fixture
+    def no_ray(self, monkeypatch):
         for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
             monkeypatch.delenv(name, raising=False)
+
+    def test_ray_gets_a_token_that_nobody_else_has(self, no_ray, tmp_path):
         envs = [superlink.environment(tmp_path, None) for _ in range(2)]
         assert [env["RAY_AUTH_MODE"] for env in envs] == ["token"] * 2
         assert len({env["RAY_AUTH_TOKEN"] for env in envs}) == 2
         assert all(len(bytes.fromhex(env["RAY_AUTH_TOKEN"])) == 32 for env in envs)
 
     @pytest.mark.parametrize("name", ["RAY_AUTH_MODE", "RAY_ADDRESS"])
-    def test_a_ray_that_the_user_has_set_up_stays(self, name, tmp_path, monkeypatch):
-        for other in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
-            monkeypatch.delenv(other, raising=False)
+    def test_a_ray_that_the_user_has_set_up_stays(self, name, no_ray, tmp_path, monkeypatch):
         monkeypatch.setenv(name, "mine")
         env = superlink.environment(tmp_path, None)
         assert {key: env[key] for key in env if key.startswith("RAY_A")} == {name: "mine"}
