@@ -115,6 +115,15 @@ def test_the_two_files_of_settings_say_what_they_are_for(tmp_path):
     assert first == [f"# To repeat {use}", f"# To go on with {use}"]
 
 
+def test_existing_name_is_refused(tmp_path):
+    """Also one that another process has made since the run was checked."""
+    folder = make_report(tmp_path).folder
+    before = (folder / "config.toml").read_bytes()
+    with pytest.raises(RunError, match=r'run-name = "run": .*/run exists'):
+        make_report(tmp_path)
+    assert (folder / "config.toml").read_bytes() == before
+
+
 # Rounds, evaluations, events
 
 
