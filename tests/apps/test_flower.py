@@ -80,16 +80,13 @@ def test_ray_gives_them_for_every_kind_of_samples_and_targets(both, tmp_path, ki
     [
         'strategy="fedavg" devices="lognormal" round-mode="async" buffer=2',
         'strategy="fedper" secure-sum=true dp.mode="distributed" dp.noise-multiplier=0.01',
+        'dataset="watch" strategy="fedcmd" model="cnn1d" num-clients=0 fraction-train=0.5 '
+        'partitioner="natural" split="official"',
     ],
+    ids=["async", "secure", "people"],
 )
-def test_ray_gives_them_for_other_rounds(both, options):
-    both(RUN, LIMITS, "fraction-train=1.0", options, federation=TWO)
-
-
-@pytest.mark.thorough
-def test_ray_gives_them_for_people_that_the_data_name(both, data_root):
-    people = f'dataset="watch" data-root="{data_root}" partitioner="natural" split="official"'
-    both(RUN, people, 'strategy="fedcmd" model="cnn1d" num-clients=0', federation=TWO)
+def test_ray_gives_them_for_other_rounds_and_people_that_the_data_name(both, data_root, options):
+    both(RUN, LIMITS, f'fraction-train=1.0 data-root="{data_root}"', options, federation=TWO)
 
 
 @pytest.mark.parametrize("strategy", [LONG("fedper"), LONG("fedcmd"), LONG("feddyn")])

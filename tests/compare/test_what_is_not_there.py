@@ -267,6 +267,12 @@ def test_a_band_is_the_standard_deviation_about_the_mean_and_ends_at_100_percent
         assert (ends.min(), ends.max()) == pytest.approx((mean - std, min(mean + std, 100)))
 
 
+def suggested(runs, *axes, config="", seeds=""):
+    """What a sweep over these axes says at its end."""
+    options = Namespace(run_config=[config], seeds=seeds)
+    return sweep._next(options, compared([*map(read, runs)]), [*axes])
+
+
 def test_where_best_rounds_are_kept_they_choose_the_settings(made):
     """By the last rounds, 0.6 and 0.5 against 0.55 and 0.5, the first would win."""
     chooses = "evaluate-on=validation validation-fraction=0.2"
@@ -276,11 +282,11 @@ def test_where_best_rounds_are_kept_they_choose_the_settings(made):
         for lr, seeds in scores.items()
         for seed, two in enumerate(seeds)
     ]
-    options = Namespace(run_config=["keep-best=true"], seeds="0-1")
-    assert "samples: A;" in sweep._next(options, compared([*map(read, runs)]), ["lr"])
+    given = {"config": "keep-best=true", "seeds": "0-1"}
+    assert "samples: A;" in suggested(runs, "lr", **given)
     for run in runs:
         (run / "best").mkdir()
-    told, *looks = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
+    told, *looks = suggested(runs, "lr", **given).splitlines()
     assert told == "best on validation samples: B; score it once on test samples:"
     assert all("0.2-" in look for look in looks) and len(looks) == 3
 
@@ -291,18 +297,15 @@ def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
         made(f"{lr}-{seed}", f"lr={lr} seed={seed}", scores=[(0.1, score)])
         for lr, seed, score in ((0.05, 0, 0.8), (0.05, 1, 0.7), (0.05, 2, 0.6), (1.0, 0, 0.75))
     ]
-    options = Namespace(run_config=["strategy=fedcmd"], seeds="0-2")
-    said = sweep._next(options, compared([*map(read, runs)]), ["lr"])
-    assert said == (
+    config_ = "strategy=fedcmd"
+    assert suggested(runs, "lr", config=config_, seeds="0-2") == (
         "best on validation samples: A (left out, because seeds are missing: B); score it once on "
         "test samples: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
     )
-    options.seeds = ""  # they are an axis
-    said = sweep._next(options, compared([*map(read, runs[:3])]), ["seed", "lr"])
-    assert said.endswith(
+    assert suggested(runs[:3], "seed", "lr", config=config_).endswith(
         " A; score it once on test samples: fedapps sweep lr=0.05 -c strategy=fedcmd --seeds 0-2"
     )
-    said = sweep._next(options, compared([read(runs[1]), read(runs[3])]), ["seed", "lr"])
+    said = suggested([runs[1], runs[3]], "seed", "lr", config=config_)
     assert said.endswith("none, because no settings have finished with all seeds")
 
 
@@ -322,8 +325,7 @@ def test_the_best_value_of_a_key_that_overrides_a_general_one_is_suggested(made,
         made(f"{value}", f"{chooses} {key}={value}", scores=[(0.1, 0.5 + place / 10)])
         for place, value in enumerate(values)
     ]
-    options = Namespace(run_config=[f"strategy={method}"], seeds="")
-    said = sweep._next(options, compared([*map(read, runs)]), [key])
+    said = suggested(runs, key, config=f"strategy={method}")
     told, _, command = said.partition(" once on test samples: ")
     assert told == "best on validation samples: B; score it"
     assert shlex.split(command) == [
@@ -344,8 +346,8 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
     runs = [made(f"seed {seed}", f"{chooses} seed={seed}") for seed in (0, 1)]
     for run in runs if kept else []:
         (run / "best").mkdir()
-    options = Namespace(run_config=["keep-best=true patience=1"], seeds="0-1")
-    first, *others = sweep._next(options, compared([*map(read, runs)]), ["lr"]).splitlines()
+    said = suggested(runs, "lr", config="keep-best=true patience=1", seeds="0-1")
+    first, *others = said.splitlines()
     assert first == "best on validation samples: A; score it once on test samples:"
     folders = [run / "best" if kept else run for run in runs]
     words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]

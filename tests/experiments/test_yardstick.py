@@ -237,12 +237,6 @@ def test_an_interval_that_goes_on_beyond_an_edge_says_so(toy):
     assert arrows(0.0, 0.0, 1.0) == {}
 
 
-def test_leads_need_a_table_with_a_yardstick(capsys):
-    assert __main__.main(["leads", "fedseq-cifar100"]) == 1
-    told = "error: table fedseq-cifar100 has no yardstick; benchmark-cifar10, "
-    assert capsys.readouterr().err.startswith(told)
-
-
 def test_methods_are_compared_client_by_client(toy):
     base = np.concatenate([*toy[2].values()])
     found = yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")
