@@ -247,17 +247,6 @@ def test_the_page_names_the_samples_that_were_scored(folder, tmp_path):
     assert not [text for text in told if "test samples" in text]
 
 
-def test_a_page_that_fails_costs_an_event_only(tmp_path, monkeypatch, read_csv):
-    def fail(*_):
-        raise ValueError("no\nink")
-
-    monkeypatch.setattr(page, "render", fail)
-    folder = finished_run(tmp_path)
-    event = read_csv(folder, "events.csv")[-1]
-    assert [*event.values()] == ["3", "server", "page-failed", "ValueError: no ink"]
-    assert (folder / "summary.json").exists() and not (folder / "report.html").exists()
-
-
 @pytest.mark.parametrize("cost", [0.01, 0.3, 4.0])
 def test_page_costs_less_than_a_hundredth_of_a_run(tmp_path, monkeypatch, cost):
     now, written = [0.0], []

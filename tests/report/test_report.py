@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.method.figures import EventPlot, Figure, given
-from fedapps.report import columns, directory, event_plots, plots
+from fedapps.report import columns, directory, event_plots, page, plots
 from fedapps.report.caption import Caption
 from fedapps.report.columns import MEASURED
 from fedapps.report.progress import TimeLeft, progress_line
@@ -466,18 +466,23 @@ def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
     assert (report.folder / "events.csv").read_text().count("\n") == 1
 
 
-def test_failing_plot_costs_an_event_only(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("module", "draw", "kind", "told"), [
+    (plots, "draw_all", "plot", "plots not drawn"), (page, "render", "page", "page not written"),
+])  # fmt: skip
+def test_pictures_or_a_page_that_fail_cost_an_event_only(
+    module, draw, kind, told, tmp_path, monkeypatch, capsys
+):
     def fail(*_):
         raise ValueError("no\nfont")
 
-    monkeypatch.setattr(plots, "draw_all", fail)
+    monkeypatch.setattr(module, draw, fail)
     report = run_to_end(tmp_path)
     for name in ("summary.json", "model.safetensors", "classes.csv"):
         assert (report.folder / name).exists()
+    assert (report.folder / "report.html").exists() == (kind == "plot")
     events = pd.read_csv(report.folder / "events.csv").to_numpy().tolist()
-    assert events == [[3, "server", "plot-failed", "ValueError: no font"]]
-    out = capsys.readouterr().out
-    assert "plots not drawn: ValueError: no font\n" in out
+    assert events == [[3, "server", f"{kind}-failed", "ValueError: no font"]]
+    assert f"{told}: ValueError: no font\n" in capsys.readouterr().out
 
 
 # What methods declare
