@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import in_turn, write_npz, writing
+from fedapps.core.files import in_turn, stamp, write_npz, writing
 from fedapps.core.paths import absolute
 from fedapps.core.words import nearest, number
 from fedapps.data.contents import open_npz
@@ -13,18 +13,24 @@ from fedapps.data.forms import Form, is_own, open_own
 from fedapps.data.sources import NAMES, SOURCES
 from fedapps.data.spec import Normalization
 
+Opened = tuple[Path, Form, tuple[object, ...]]  # the last one is the `stamp` of the files
+
+_last: dict[Opened, Dataset] = {}  # the own data that were opened last, and no others
+
 
 def load(name: str, root: str, form: Form | None = None) -> Dataset:
     """Open a data set by name, or the user's own data by an absolute path (`~` allowed).
 
-    `form` says how own data are read.
+    `form` says how own data are read. They stay in memory until other data are opened, so that many
+    runs in one process read them once; a file that has changed is read anew.
 
     If a data set is missing in the folder `root` (`~` allowed), it is downloaded to there, or made
     from its unpacked archive. Raises `RunError` for an unknown name, if there is nothing to make
     the data set from, and for a file with wrong contents.
     """
     if is_own(name):
-        return open_own(absolute(name, "dataset"), form or Form())
+        return _own(absolute(name, "dataset"), form or Form())
+    _last.clear()
     if name not in SOURCES:
         close = nearest(name.lower(), NAMES, least=0.0)
         raise RunError(
@@ -35,6 +41,18 @@ def load(name: str, root: str, form: Form | None = None) -> Dataset:
     if not path.exists():
         _make(name, path)
     return _named(name, path)
+
+
+def _own(path: Path, form: Form) -> Dataset:
+    asked = (path, form, stamp(path))  # a change while it is read gives another stamp next time
+    if (known := _last.get(asked)) is None:
+        _last.clear()  # before the next one needs memory
+        known = open_own(path, form)
+        for values in (known.target_values, known.groups):
+            if values is not None:
+                values.flags.writeable = False  # other runs get the same arrays
+        _last[asked] = known
+    return known
 
 
 def _named(name: str, path: Path) -> Dataset:
