@@ -174,6 +174,11 @@ class DeviceStore(ClientStore):
 
     run: StateRun = field(kw_only=True)
 
+    @property
+    def durable(self) -> bool:
+        """It is: the next run can go on from it."""
+        return True
+
     def state_run(self) -> StateRun | None:
         """Return the run that the state belongs to, or None if that is not known."""
         try:

@@ -61,6 +61,11 @@ class ClientStore:
     owners_before: tuple[str, ...] = ()  # what earlier versions can have called it
     other_data: bool = False  # whether the client's data have changed during the run
 
+    @property
+    def durable(self) -> bool:
+        """Whether a power cut must leave the state; nothing goes on from that of a lost run."""
+        return self.needed != NONE
+
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
         """Return the round of the newest intact state before `round_` (or `NONE`), and the state.
 
@@ -88,7 +93,7 @@ class ClientStore:
         tensors = as_stored(state)
         writer, *_ = self._writers(round_) or ("",)
         about = {_ABOUT: f"{_digest(tensors)} {writer}"}
-        write_whole(self._path(round_), save(tensors, about), durable=True)
+        write_whole(self._path(round_), save(tensors, about), self.durable)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
         if self.needed != NONE:

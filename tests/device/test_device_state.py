@@ -262,6 +262,18 @@ def test_a_process_that_ends_late_leaves_the_next_model_alone(device_run, nodes,
     assert model.read_bytes() == before
 
 
+def test_a_device_flushes_its_state_also_in_a_run_without_checkpoints(
+    device_run, nodes, monkeypatch
+):
+    """The next run goes on from it."""
+    sync, flushed = os.fsync, set()
+    monkeypatch.setattr(os, "fsync", lambda handle: (sync(handle), flushed.add(os.fstat(handle))))
+    device_run('strategy="fedper" num-rounds=1 checkpoint-every=0')
+    states = [*Path(nodes[1]["state-dir"]).glob("*/round-*.safetensors")]
+    assert states
+    assert {path.stat().st_ino for path in states} <= {about.st_ino for about in flushed}
+
+
 def test_a_power_cut_while_a_run_begins_loses_nothing(tmp_path):
     store = ClientStore(tmp_path)
     for round_ in (4, 5):

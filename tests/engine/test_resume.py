@@ -570,6 +570,24 @@ def test_a_power_cut_takes_nothing_that_a_resumed_run_needs(serial_run, monkeypa
     assert [p for p in needed if (about[p].st_ino, about[p].st_mtime_ns) not in on_disk] == []
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_client_states_wait_for_the_disk_only_if_a_run_can_be_resumed(
+    serial_run, tiny_npz, monkeypatch, every
+):
+    sync, flushed = os.fsync, []
+
+    def note(handle):
+        sync(handle)
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = serial_run(tiny_npz, f'strategy="fedper" num-rounds=2 checkpoint-every={every}')
+    states = [*folder.glob("clients/*/*.safetensors")]
+    assert len(states) > 2
+    found = sum(folder / "clients" in path.parents for path in flushed)
+    assert found == (2 * len(states) if every else 0)  # the file, and then its name
+
+
 # What clients keep --------------------------------------------------------------------------
 
 
