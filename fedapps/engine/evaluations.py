@@ -19,8 +19,10 @@ def evaluated(strategy: BaseStrategy) -> list[int]:
     """Return the clients that are there and that the run evaluates; attackers are not scored."""
     s, space = strategy.settings, strategy.workspace
     clients = without_attackers(space.population.training, space.attackers)
-    there = strategy.clients
     chosen = sample_evaluated(s.seed, clients, s.evaluate_clients)
+    if not strategy.devices:  # all that train are there
+        return chosen
+    there = strategy.clients
     return [client for client in chosen if client in there]
 
 

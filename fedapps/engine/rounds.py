@@ -161,7 +161,8 @@ class Rounds:
             self.recovery.see(round_, update, self.report)
         self.receiving.scored(round_, updates, self.exchange.requests)
         due = evaluations.is_due(self.settings, round_)
-        those = {*evaluations.evaluated(self.strategy)}  # a final phase asks all clients
+        # A final phase asks all clients; in a round without an evaluation, nobody has answered.
+        those = {*evaluations.evaluated(self.strategy)} if updates else ()
         if scores := [u.checked.scores for u in updates if u.client in those]:
             shown = scores if due else [score.initial_only() for score in scores]
             self.totals.means = self.report.evaluation(round_, shown)

@@ -16,6 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
 from fedapps.engine.privacy import MODES
 from fedapps.engine.returned import check_selected
+from fedapps.engine.rounds import Rounds
 from fedapps.method import KeepsLast
 from fedapps.method import strategy as strategy_module
 from fedapps.training.workspace import Workspace
@@ -122,6 +123,37 @@ def test_a_round_takes_no_memory_for_clients_that_have_no_part_in_it(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < clients
+
+
+def test_who_is_evaluated_takes_no_work_for_each_client(many):
+    """Unless some have left: in a simulation, all are there."""
+    options, _ = many
+    flat = config.parse([options, 'unseen-clients="7,9"'])
+    space = Workspace(config.read(flat))
+    strategy = registry.strategy_class("fedavg")(space)
+    assert calls(lambda: evaluations.evaluated(strategy)) < 30
+    assert evaluations.evaluated(strategy) == [c for c in range(400) if c not in (7, 9)]
+    strategy.devices |= {client: {} for client in (3, 7, 399)}
+    assert evaluations.evaluated(strategy) == [3, 399]
+
+
+def test_a_round_without_an_evaluation_does_not_ask_who_is_evaluated(serial_run, monkeypatch):
+    asked, evaluated, aggregate = [], evaluations.evaluated, Rounds.aggregate_evaluate
+
+    def note(strategy):
+        asked.append(round_now[-1])
+        return evaluated(strategy)
+
+    def begin(self, round_, replies):
+        round_now.append(round_)
+        aggregate(self, round_, replies)
+        round_now.append(0)
+
+    round_now = [0]
+    monkeypatch.setattr(evaluations, "evaluated", note)
+    monkeypatch.setattr(Rounds, "aggregate_evaluate", begin)
+    serial_run("num-rounds=3 evaluate-every=2")
+    assert {*asked} - {0} == {2, 3}
 
 
 def test_fedap_draws_once_for_all_plans_of_a_round(many, monkeypatch):
