@@ -358,6 +358,7 @@ def test_a_folder_that_may_not_be_read_is_refused_and_not_left_out(frame, tmp_pa
     form = Form(target_column="ill")
     assert {*load(str(tmp_path), "", form).groups} == {"anna", "ben"}
     closed.append(tmp_path / "ben")
+    (tmp_path / "ben").chmod(0o700)  # whoever closes a folder changes its stamp
     with pytest.raises(RunError, match=rf"^{tmp_path}/ben: cannot be read \(Permission denied\)$"):
         load(str(tmp_path), "", form)
 
