@@ -1,6 +1,8 @@
 """Own data with many rows: what is read at once, and how much memory loading takes."""
 
 import tracemalloc
+import unicodedata
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,8 @@ import pytest
 
 from fedapps.core import config
 from fedapps.data import precision
-from fedapps.data.forms import columns, frames
-from fedapps.data.forms.form import File
+from fedapps.data.forms import columns, frames, tables
+from fedapps.data.forms.form import File, Form
 from fedapps.data.npz import Rows, headers, held
 from fedapps.training.run_data import RunData
 
@@ -110,3 +112,39 @@ def test_a_regression_of_images_keeps_their_normalization(tmp_path, flat_config)
     found = RunData(config.read(flat)).dataset
     assert (found.normalization.mean, found.normalization.std) == ((0.5,), (0.5,))
     assert found.scaling.mean != (0.0,)
+
+
+@pytest.mark.parametrize("kind", ["string", "str", object])
+def test_columns_are_what_they_are_row_by_row(kind):
+    """Texts that repeat, with blanks, of two spellings of a letter, and missing ones."""
+    cells = [" a ", "a", None, "e\u0301", "\u00e9", "1", " 1.5", "1", None, "nan", "1e400", ""]
+    values = pd.Series([*cells, *cells[::-1]], index=range(5, 29), dtype=kind)
+    texts, found = frames.stripped(values), columns.numbers(values)
+    assert len(texts) == len(found) == 24
+    for text, number, cell in zip(texts, found, [*cells, *cells[::-1]], strict=True):
+        if cell is not None:
+            assert text == unicodedata.normalize("NFC", cell.strip())
+        try:
+            wanted = float(cell or "nan")
+        except ValueError:
+            wanted = np.nan
+        assert number == wanted or (np.isnan(number) and np.isnan(wanted))
+
+
+def test_other_values_that_are_equal_stay_what_they_are():
+    values = pd.Series([Decimal("1.0"), Decimal("1.00"), True, 1, 1.0] * 2, dtype=object)
+    assert frames.stripped(values).tolist() == ["1.0", "1.00", "True", "1", "1.0"] * 2
+
+
+def test_each_text_of_a_table_is_looked_at_once_not_in_each_row(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(frames, "composed", lambda text: looked.append(text) or text)
+    rows = 3000
+    pd.DataFrame({
+        "sex": np.array(["f", "m"])[np.arange(rows) % 2], "x": np.arange(rows) * 0.5,
+        "y": np.array(["walk", "run", "sit"])[np.arange(rows) % 3],
+    }).to_csv(tmp_path / "t.csv", index=False)  # fmt: skip
+    found = tables.read([File(tmp_path / "t.csv")], Form(target_column="y"))
+    assert found.names == ("run", "sit", "walk") and len(looked) < 60
+    assert (found.arrays["targets"] == np.array([2, 0, 1])[np.arange(rows) % 3]).all()
+    assert (found.arrays["inputs"][:, 0] == 1 - np.arange(rows) % 2).all()

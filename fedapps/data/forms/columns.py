@@ -14,7 +14,7 @@ import pandas as pd
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, did_you_mean, shortened, some
 from fedapps.data.forms.form import Where
-from fedapps.data.forms.frames import Rows, holds_texts, stripped
+from fedapps.data.forms.frames import Rows, each_text_once, holds_texts, stripped
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
@@ -86,6 +86,7 @@ def _without(rest: Sequence[Column], what: str) -> str:
     return f'columns = "{written(rest)}" leaves {what} out'
 
 
+@each_text_once
 def numbers(values: pd.Series) -> np.ndarray:
     """Return a column as float64 [N]; NaN stands for what is missing, or is no number.
 

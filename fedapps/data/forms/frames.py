@@ -2,8 +2,9 @@
 
 import csv
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedapps.data.forms.form import File, kind_of
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
+LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
 
@@ -89,6 +91,28 @@ def holds_texts(values: pd.Series) -> bool:
     return not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values))
 
 
+def each_text_once(
+    function: Callable[[pd.Series], np.ndarray],
+) -> Callable[[pd.Series], np.ndarray]:
+    """Let a function of a column, which returns a value a row, look once at texts that repeat.
+
+    Only columns of texts alone: other values can be equal, but not the same, such as 1 and True.
+    """
+
+    @wraps(function)
+    def found(values: pd.Series) -> np.ndarray:
+        if not isinstance(values.dtype, pd.StringDtype):
+            return function(values)
+        first = values.iloc[:LOOKED_AT]
+        if 2 * first.nunique() > len(first):  # to find those that repeat would take longer
+            return function(values)
+        places, texts = pd.factorize(values, use_na_sentinel=False)
+        return function(pd.Series(texts))[places]
+
+    return found
+
+
+@each_text_once
 def stripped(values: pd.Series) -> np.ndarray:
     """Return a column as `composed` texts [N] without the blanks around them."""
     return values.astype(str).str.strip().map(composed, na_action="ignore").to_numpy(object)
