@@ -3,8 +3,10 @@
 import csv
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedapps.data.forms.form import File, kind_of
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
+_AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
@@ -205,15 +208,13 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
 
 
 def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
-    as_written: dict[str, Any] = {"keep_default_na": False, "skipinitialspace": True}
-    head = pd.read_csv(path, header=None, nrows=1, dtype=str, na_values=[""], **as_written)
-    names = head.iloc[0].str.strip()
+    head: pd.Series = pd.Series([cell or np.nan for cell in _first_line(path)], dtype=object)
+    names = head.str.strip()
     if names.duplicated().any():
         raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
     if len(names) == 1 and set(";\t") & set(str(names[0])):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
-    pd.read_csv(path, header=None, nrows=2)  # refuses more cells than names, an index
-    plain = [name for name in head.iloc[0].dropna() if composed(name.strip()) in texts]
+    plain = [name for name in head.dropna() if composed(name.strip()) in texts]
     gaps: Any = {place: _gaps(composed(str(name)), kept) for place, name in enumerate(names)}
     frame = pd.read_csv(
         path,
@@ -221,11 +222,27 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
         dtype=dict.fromkeys(plain, str),
         dtype_backend="numpy_nullable",  # whole numbers stay such beside missing values
         low_memory=False,  # otherwise, parts of a column can be of different kinds
-        **as_written,
+        **_AS_WRITTEN,
     )
     for name in plain:  # a number is the same with blanks around it
         frame[name] = frame[name].str.replace(_NUMBER, r"\1", regex=True)
     return frame
+
+
+def _first_line(path: Path) -> list[str]:
+    """Return the cells of the first line; raises ValueError if the next has more: an index."""
+    with suppress(csv.Error), path.open(newline="", encoding="utf-8-sig") as file:  # too long
+        lines = csv.reader(file, skipinitialspace=True)
+        first, second = [*islice(filter(_is_row, lines), 2), [], []][:2]
+        if len(second) <= len(first):
+            return first
+    head = pd.read_csv(path, header=None, nrows=2, dtype=str, **_AS_WRITTEN)
+    return [*head.iloc[0]]
+
+
+def _is_row(cells: Sequence[str]) -> bool:
+    """Tell whether a line is a row; blank lines are none."""
+    return len(cells) > 1 or bool("".join(cells).strip())
 
 
 def _is_csv(path: Path) -> bool:
@@ -238,7 +255,7 @@ def _line(path: Path, place: int) -> int:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         for cells in reader:
-            if len(cells) > 1 or "".join(cells).strip():
+            if _is_row(cells):
                 if row == place:
                     return begins
                 row += 1

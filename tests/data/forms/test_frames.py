@@ -236,6 +236,16 @@ class TestPlaces:
         with pytest.raises(RunError, match=f't.csv: line {line}: column x holds "q", not a number'):
             read(tmp_path, t=text)
 
+    @pytest.mark.parametrize(("text", "times"), [
+        ("x,y\n1,0\n2,1\n", 1), ('\ufeff\n  \n"x", "y"\n\n1, "0"\n2,1\n', 1),
+        ('x,y,"' + "z" * 140_000 + '"\n1,0,1\n2,1,2\n', 2),  # longer than module csv takes
+    ])  # fmt: skip
+    def test_a_file_is_parsed_once(self, text, times, tmp_path, monkeypatch):
+        calls, parse = [], pd.read_csv
+        monkeypatch.setattr(pd, "read_csv", lambda *a, **b: calls.append(a) or parse(*a, **b))
+        inputs, targets = values(read(tmp_path, Form("y"), t=text))
+        assert [row[0] for row in inputs] == [1, 2] and targets == [0, 1] and len(calls) == times
+
     def test_endings_may_have_capitals(self, tmp_path):
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "T.CSV").write_text("x,y\n1,no\n2,yes\n")
@@ -261,6 +271,18 @@ class TestRefused:
     def test_names_that_differ_in_blanks_only(self, tmp_path):
         with pytest.raises(RunError, match="column a is there twice"):
             read(tmp_path, t="a,a ,y\n1,2,0\n")
+
+    @pytest.mark.parametrize(("text", "line"), [
+        ("x,y\n1,0,5\n2,1\n", "line 2 has 3 cells, not 2"),
+        ("\nx,y\n\n1,0,5\n", "line 4 has 3 cells, not 2"),
+        ("x,y\n1,0\n2,1,5\n", "line 3 has 3 cells, not 2"),
+        (",,y\n1,2,0\n", "column nan is there twice"),
+        ("x;y\n1;0\n", "has no comma in line 1; separate columns by commas"),
+        ("", "is empty; must have a line of column names, and rows"), ("x,y\n", "has no rows"),
+    ])  # fmt: skip
+    def test_lines_that_do_not_fit(self, text, line, tmp_path):
+        with pytest.raises(RunError, match=f"t.csv: {line}"):
+            read(tmp_path, t=text)
 
     @pytest.mark.parametrize("kind", ["datetime64[us]", "datetime64[ms]", "timedelta64[ms]"])
     def test_dates_of_a_parquet_are_no_numbers(self, kind, tmp_path):
