@@ -1,8 +1,8 @@
 """A run's status for the screen: what needs attention comes first, then the table of devices."""
 
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from fedapps.core.words import spans
 from fedapps.report.devices import HEADS, days_left, rows_of
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from fedapps.report.status import RunStatus
     from fedapps.wire.contacts import Contact
+
+Said = TypeVar("Said", bound=Hashable)
 
 MOST_CAUSES = 5
 LATE = 30.0  # seconds without an answer, after which a device is named
@@ -63,19 +65,35 @@ def _attention(status: "RunStatus") -> Iterator[str]:
         clients = spans((device.client for device in late), ", ")
         yield from _lines(f"waits for: clients {clients}, asked {ago(status.now - since)}")
     gone = [device for device in status.devices.devices if not device.there]
-    for device in sorted(gone, key=lambda device: device.seen):
-        yield f"not there: client {device.client}, last contact {ago(status.now - device.seen)}"
+    gone.sort(key=lambda device: device.seen)
+    for last, those in _grouped((ago(status.now - one.seen), one.client) for one in gone):
+        yield from _lines(f"not there: {_clients(those)}, last contact {last}")
     if status.missing:
         yield from _lines(f"have never taken part: clients {spans(status.missing, ', ')}")
     for reason in status.devices.left_out:
         yield from _lines(f"left out: {reason}")
-    for who, kind, told in status.warnings:
-        yield from _lines(f"{kind}: {who}: {told}")
+    for kind, told in status.devices.warnings.items():
+        yield from _lines(f"{kind}: server: {told}")
+    known = [(each, one.client) for one in status.devices.devices for each in one.warnings.items()]
+    for (kind, told), those in _grouped(known):
+        yield from _lines(f"{kind}: {_clients(those)}: {told}")
     for cause in status.causes[:MOST_CAUSES]:
         clients = ", ".join(cause.clients[:10]) + ", ..." * (len(cause.clients) > 10)
         yield from _lines(f"failed {cause.times} x: clients {clients}: {cause.cause}")
     if len(status.causes) > MOST_CAUSES:
         yield f"failed for {len(status.causes) - MOST_CAUSES} other reasons, see events.csv"
+
+
+def _grouped(told: Iterable[tuple[Said, int]]) -> Iterable[tuple[Said, list[int]]]:
+    """Return what is said of clients, each with all of whom it is said."""
+    found: dict[Said, list[int]] = {}
+    for said, client in told:
+        found.setdefault(said, []).append(client)
+    return found.items()
+
+
+def _clients(those: list[int]) -> str:
+    return f"client{'s' * (len(those) > 1)} {spans(those, ', ')}"
 
 
 def _late(status: "RunStatus") -> "list[Contact]":

@@ -71,11 +71,11 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     assert lines[3] == "devices: 28 of 32 take part, 1 left out, as of 4 s ago"
     assert lines[4:8] == [
         "waits for: clients 8-9, asked 2 min ago",
-        "not there: client 7, last contact 2 days ago",
-        "not there: client 12, last contact 2 days ago",
+        "not there: clients 7, 12, last contact 2 days ago",
         "have never taken part: clients 30-31",
+        lines[7],
     ]
-    assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[8]
+    assert "left out: SuperNode 99, client 3: client-id = 3 is also" in lines[7]
     text = "\n".join(lines)
     assert "clock: client 4: its clock is 100 s behind the server's: set it" in text
     first = text.index("failed 3 x: clients 7, 12: no reply in time")
@@ -86,6 +86,24 @@ def test_an_operator_sees_who_is_missing_and_why_clients_fail(going, capsys):
     assert cells == "7 no 2 days ago 2 +0.2 ± 0.5 s 12 GB 300 days the server's"
     assert "torch 2.8.0" in table[5] and "100 MB" in table[5]
     assert max(map(len, lines)) <= 100
+
+
+def test_what_is_said_of_many_devices_is_one_line(going, capsys):
+    known = msgspec.json.decode((going / contacts.FILE).read_bytes(), type=Contacts)
+    for one in known.devices:
+        one.warnings = {"version": "its torch is another: update it"} if one.client > 3 else {}
+    known.devices[5].warnings["clock"] = "its clock is slow"
+    known.warnings = {"version": "its torch is another: update it"}
+    known.devices[12].seen -= 86400 * 3
+    write_whole(going / contacts.FILE, msgspec.json.encode(known))
+    lines = shown(capsys, going)
+    assert [line for line in lines if line.startswith(("version: ", "clock: ", "not there: "))] == [
+        "not there: client 12, last contact 5 days ago",
+        "not there: client 7, last contact 2 days ago",
+        "version: server: its torch is another: update it",
+        "version: clients 4-29: its torch is another: update it",
+        "clock: client 5: its clock is slow",
+    ]
 
 
 WARDS = VERSIONS | {"clock": 0.0, "disk": 12 * 10**9, "certificate": 3240.5 * DAY}
