@@ -107,14 +107,16 @@ def write_npz(path: Path, arrays: Mapping[str, "np.ndarray"]) -> None:
     write_whole(path, fill)
 
 
-def stamp(path: Path) -> tuple[object, ...]:
+def stamp(path: "Path | os.DirEntry[str]") -> tuple[object, ...]:
     """Return what is another if a file, or any file in a folder, has been replaced or changed.
 
     It is empty if there is nothing that can be read.
     """
     try:
-        about = path.stat()
-        inside = sorted(path.iterdir()) if path.is_dir() else []
+        about, inside = path.stat(), list["os.DirEntry[str]"]()
+        if path.is_dir():
+            with os.scandir(path) as entries:  # twice as fast as a Path for each
+                inside = sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return ()
     mine = (path.name, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)

@@ -101,14 +101,16 @@ def find(folder: Path) -> Path | None:
     Those of federations and sweeps are in folders of their own. Raises `RunError` if this user may
     not look into the folder.
     """
-    runs = [folder / "config.toml", *folder.glob("*/config.toml"), *folder.glob("*/*/config.toml")]
     try:
+        if directory.is_run(folder):  # before a look at its clients, of which there can be many
+            return folder
+        runs = [*folder.glob("*/config.toml"), *folder.glob("*/*/config.toml")]
         there = {
             path.parent: path.stat().st_mtime for path in runs if directory.is_run(path.parent)
         }
     except OSError as error:
         raise RunError(f"{folder}: cannot be read ({error.strerror})") from error
-    return folder if folder in there else max(there, key=there.__getitem__, default=None)
+    return max(there, key=there.__getitem__, default=None)
 
 
 def _newest(run: RunFiles) -> dict[str, float]:

@@ -106,6 +106,13 @@ def test_what_is_said_of_many_devices_is_one_line(going, capsys):
     ]
 
 
+def test_a_run_directory_is_found_without_a_look_at_its_clients(going, monkeypatch):
+    (going / "clients" / "7").mkdir(parents=True)
+    assert status.find(going.parent) == going
+    monkeypatch.setattr(type(going), "glob", None)
+    assert status.find(going) == going
+
+
 WARDS = VERSIONS | {"clock": 0.0, "disk": 12 * 10**9, "certificate": 3240.5 * DAY}
 
 

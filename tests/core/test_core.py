@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedapps.core import log, project, words
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import stamp, write_whole
 from fedapps.core.ids import without
 from fedapps.report import directory
 from tests.support import ROOT
@@ -280,3 +280,21 @@ def test_ids_are_those_of_a_list(count, out):
     assert [client in found for client in range(-1, 42)] == [c in listed for c in range(-1, 42)]
     assert [*found[1::3]] == listed[1::3] and [found[i] for i in range(len(found))] == listed
     assert all(type(client) is int for client in found)
+
+
+def test_a_stamp_is_of_all_files_in_a_folder(tmp_path):
+    for name in ("b/x", "a/y", "a/B", "c"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(name)
+    (tmp_path / "data" / "link").symlink_to("a")
+    (tmp_path / "data" / "gone").symlink_to("nowhere")
+
+    def told(path, *inside):
+        about = path.stat()
+        return path.name, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns, *inside
+
+    data = tmp_path / "data"
+    a, link = (told(data / n, told(data / n / "B"), told(data / n / "y")) for n in ("a", "link"))
+    inside = a, told(data / "b", told(data / "b" / "x")), told(data / "c"), (), link
+    assert stamp(data) == told(data, *inside)
+    assert stamp(tmp_path / "nothing") == ()
