@@ -151,7 +151,7 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
 def _validation_score(group: "Group") -> float:
     """Return the mean over seeds of the round that is kept: the best one, or the last."""
     metric = group.runs[0].metric
-    scores = group.figures()[metric.personalized]
+    scores = group.figures[metric.personalized].copy()
     for run in group.runs:
         if _kept(run) != run.folder:
             scores[run.seed] = metric.best(run.scored[metric.personalized].tolist())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import number
 from fedapps.tasks import AUTO, Metric
 
+MOST_DRAWN = 12  # groups; the lines of more look alike, and their legend is larger than the plot
 PACKAGES = ("torch", "numpy", "fedapps")
 
 
@@ -29,16 +31,26 @@ class Comparison:
     notes: list[str]
     metric: Metric
 
-    @property
+    @cached_property
     def scores(self) -> list[str]:
         """The columns with means of the metric that some run has, except those by samples."""
         names = dict.fromkeys(
             str(name)
             for group in self.groups
-            for name, column in group.figures().items()
+            for name, column in group.figures.items()
             if column.notna().any()
         )
         return self.metric.means(names)
+
+    @cached_property
+    def drawn(self) -> list[Group]:
+        """The groups in the plot, in the order of `groups`: all, or the best of many."""
+        if len(self.groups) <= MOST_DRAWN:
+            return self.groups
+        name = self.metric.personalized
+        means = pd.Series([group.figures[name].mean() for group in self.groups])
+        best = means.sort_values(ascending=not self.metric.more_is_better, kind="stable")
+        return [self.groups[place] for place in sorted(best.index[:MOST_DRAWN])]
 
     @property
     def several(self) -> bool:
@@ -84,6 +96,8 @@ def compared(runs: Sequence[Run]) -> Comparison:
 
 
 def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
+    if len(groups) > MOST_DRAWN:
+        yield f"the plot has the best {MOST_DRAWN} of {len(groups)} groups; groups.csv has all"
     yield from _different_samples(groups)
     yield from _different_clients(groups)
     rounds = {g.name: g.settings["num-rounds"] if g.finished else g.rounds[0] for g in groups}

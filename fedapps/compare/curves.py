@@ -42,7 +42,7 @@ def write(comparison: Comparison, path: Path) -> None:
 
 def draw(comparison: Comparison) -> Figure:
     """Draw a panel per score; runs that were scored only once are points with error bars."""
-    groups, metric = comparison.groups, comparison.metric
+    groups, metric = comparison.drawn, comparison.metric
     panels = _panels(groups, metric)
     labels = [_sign(group, comparison.keys) for group in groups]
     once = all(len(group.curve(metric.personalized)) < 2 for group in groups)
@@ -61,6 +61,8 @@ def draw(comparison: Comparison) -> Figure:
     told = f"Mean over clients and seeds, on {scored_on(comparison)}"
     if comparison.several:
         told += f"; {'bars' if once else 'bands'}: ± std over seeds"
+    if len(groups) < len(comparison.groups):
+        told += f"; the best {len(groups)} of {len(comparison.groups)} groups"
     if once:
         axes[0].set_title(told, loc="left", fontsize=9)
     else:
@@ -89,7 +91,7 @@ def _signs() -> Iterator[tuple[str, str]]:
 
 
 def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]) -> None:
-    groups, metric = comparison.groups, comparison.metric
+    groups, metric = comparison.drawn, comparison.metric
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
         mean, low, high = _bounds(group.curve(name), metric)
         band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
@@ -101,7 +103,7 @@ def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]
 
 
 def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str]) -> None:
-    groups, metric = comparison.groups, comparison.metric
+    groups, metric = comparison.drawn, comparison.metric
     places = np.arange(len(groups))
     for place, group, (colour, _) in zip(places, groups, _signs(), strict=False):
         mean, low, high = _bounds(group.curve(name), metric)

@@ -66,7 +66,7 @@ def groups_table(comparison: Comparison) -> list[dict[str, Any]]:
         about = {"group": group.name, **_settings(comparison, group)}
         about |= {"n": len(group.runs), "seeds": spans(group.seeds)}
         about |= {"finished": group.finished, "round": spans(set(group.rounds))}
-        for name, values in [*group.figures().items(), *group.costs().items()]:
+        for name, values in [*group.figures.items(), *group.costs.items()]:
             about |= {f"{name}_mean": values.mean(), f"{name}_std": values.std(ddof=1)}
         rows.append(about)
     return rows

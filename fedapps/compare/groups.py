@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, product
 from string import ascii_uppercase
 
@@ -39,8 +40,9 @@ class Group:
         """The seeds of the runs that count, in the order of `runs`."""
         return [run.seed for run in self.runs]
 
+    @cached_property
     def figures(self) -> pd.DataFrame:
-        """Return the figures of each run, by seed."""
+        """The figures of each run, by seed."""
         return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
 
     def evaluated(self) -> pd.Series:
@@ -49,8 +51,9 @@ class Group:
             {run.seed: run.evaluated(at) for run, at in self._looked_at()}, dtype=float
         )
 
+    @cached_property
     def costs(self) -> pd.DataFrame:
-        """Return the costs of each run up to the compared round, by seed."""
+        """The costs of each run up to the compared round, by seed."""
         return pd.DataFrame({run.seed: run.costs(at) for run, at in self._looked_at()}).T
 
     def curve(self, figure: str) -> pd.DataFrame:

@@ -21,7 +21,7 @@ def texts(comparison: Comparison, sign: str = "±") -> pd.DataFrame:
     metric, groups = comparison.metric, comparison.groups
     table = pd.DataFrame({"method": [label(group, comparison.keys) for group in groups]})
     for name in comparison.scores:
-        values = [metric.factor * group.figures().get(name, MISSING) for group in groups]
+        values = [metric.factor * group.figures.get(name, MISSING) for group in groups]
         head = f"{metric.words(name)} ({metric.unit or metric.short})"
         table[head] = [mean_and_std(value, sign, metric) for value in values]
     return table
@@ -35,7 +35,7 @@ def latex(comparison: Comparison) -> str:
     table, metric, groups = texts(comparison), comparison.metric, comparison.groups
     lines = [[escaped(str(text)) for text in row] for row in (table.columns, *table.to_numpy())]
     for column, name in enumerate(comparison.scores, 1):
-        means = [group.figures().get(name, MISSING).mean() for group in groups]
+        means = [group.figures.get(name, MISSING).mean() for group in groups]
         best = metric.best([mean for mean in means if mean == mean])  # NaN is not equal to itself
         for line, mean in zip(lines[1:], means, strict=True):
             text = line[column].replace("-", "$-$").replace("±", r"$\pm$")

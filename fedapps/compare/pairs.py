@@ -67,7 +67,7 @@ def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
     digests = {run.fingerprints.get("data") for run in (*first.runs, *second.runs)}
     if len(digests - {None}) > 1:  # of a data set of the same name
         return None
-    scores = [metric.factor * group.figures()[metric.personalized] for group in (first, second)]
+    scores = [metric.factor * group.figures[metric.personalized] for group in (first, second)]
     both = pd.concat(scores, axis=1, join="inner").dropna()
     counts = pd.concat([group.evaluated() for group in (first, second)], axis=1).loc[both.index]
     both = both[counts.nunique(axis=1) <= 1]  # drop seeds whose means are over different clients

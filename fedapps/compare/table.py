@@ -89,7 +89,7 @@ def scores(comparison: Comparison, sign: str) -> Table:
         box=box.HORIZONTALS,
     )
     for place, group in enumerate(comparison.groups):
-        values = group.figures().reindex(columns=figures)
+        values = group.figures.reindex(columns=figures)
         table.add_row(
             group.name,
             *(cells[place] for cells in settings.values()),
@@ -104,7 +104,7 @@ def costs(comparison: Comparison) -> Table:
     """Return a table of a run's mean costs over seeds, a row per group."""
     table = _of_numbers("rounds", *(title for title, _ in COSTS.values()))
     for group in comparison.groups:
-        means = group.costs().mean()
+        means = group.costs.mean()
         cells = (say(means[name]) for name, (_, say) in COSTS.items())
         table.add_row(group.name, spans(set(group.rounds)), *cells)
     return table

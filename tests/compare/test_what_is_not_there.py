@@ -18,6 +18,7 @@ from fedapps import cli
 from fedapps.cli import sweep
 from fedapps.compare import curves
 from fedapps.compare.comparison import compared
+from fedapps.compare.groups import Group
 from fedapps.compare.runs import read
 from fedapps.core import config
 from fedapps.report.columns import SPREAD
@@ -353,3 +354,36 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
     words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]
     tables = [str(folder / "evaluation-1.csv") for folder in folders]
     assert [*map(shlex.split, others)] == [*words, ["fedapps", "compare", *tables]]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_of_many_groups_the_plot_has_the_best(made, rounds):
+    """In the order of the table, whose letters they keep; a score of a round is a point."""
+    scores = np.random.default_rng(1).permutation(np.linspace(0.3, 0.9, 15))
+    runs = [
+        made(f"g{place}", f"lr={0.01 * (place + 1)}", scores=[(0.1, score)] * rounds)
+        for place, score in enumerate(scores)
+    ]
+    whole = compared([*map(read, runs)])
+    best = [letter for letter, score in zip("ABCDEFGHIJKLMNO", scores, strict=True) if score > 0.42]
+    assert len(best) == 12
+    assert "the plot has the best 12 of 15 groups; groups.csv has all" in whole.notes
+    figure = curves.draw(whole)
+    if rounds == 1:
+        texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        told = figure.axes[0].get_title("left")
+    else:
+        texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        told = figure.legends[0].get_title().get_text()
+    assert [text.partition(":")[0] for text in texts] == best
+    assert told.endswith("; the best 12 of 15 groups")
+    few = compared([*map(read, runs[:12])])
+    assert not few.notes and len(few.drawn) == 12
+
+
+def test_figures_are_computed_once(made, monkeypatch):
+    calls, real = [], Group._looked_at
+    monkeypatch.setattr(Group, "_looked_at", lambda group: calls.append(group) or real(group))
+    (group, _) = compared([read(made(f"lr{lr}", f"lr={lr}", scores=LONG)) for lr in (1, 2)]).groups
+    calls.clear()
+    assert group.figures is group.figures and group.costs is group.costs and len(calls) <= 2
