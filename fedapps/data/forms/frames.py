@@ -208,12 +208,15 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
 
 
 def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
-    head: pd.Series = pd.Series([cell or np.nan for cell in _first_line(path)], dtype=object)
+    first, fits = _first_line(path)
+    head: pd.Series = pd.Series([cell or np.nan for cell in first], dtype=object)
     names = head.str.strip()
     if names.duplicated().any():
         raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
     if len(names) == 1 and set(";\t") & set(str(names[0])):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
+    if not fits:
+        pd.read_csv(path, header=None, nrows=2, **_AS_WRITTEN)  # refuses more cells than names
     plain = [name for name in head.dropna() if composed(name.strip()) in texts]
     gaps: Any = {place: _gaps(composed(str(name)), kept) for place, name in enumerate(names)}
     frame = pd.read_csv(
@@ -229,15 +232,14 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
     return frame
 
 
-def _first_line(path: Path) -> list[str]:
-    """Return the cells of the first line; raises ValueError if the next has more: an index."""
+def _first_line(path: Path) -> tuple[list[str], bool]:
+    """Return the cells of the first line, and whether the next is known to have no more."""
     with suppress(csv.Error), path.open(newline="", encoding="utf-8-sig") as file:  # too long
         lines = csv.reader(file, skipinitialspace=True)
         first, second = [*islice(filter(_is_row, lines), 2), [], []][:2]
-        if len(second) <= len(first):
-            return first
-    head = pd.read_csv(path, header=None, nrows=2, dtype=str, **_AS_WRITTEN)
-    return [*head.iloc[0]]
+        return first, len(second) <= len(first)
+    head = pd.read_csv(path, header=None, nrows=1, dtype=str, **_AS_WRITTEN)
+    return [*head.iloc[0]], False
 
 
 def _is_row(cells: Sequence[str]) -> bool:

@@ -238,7 +238,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize(("text", "times"), [
         ("x,y\n1,0\n2,1\n", 1), ('\ufeff\n  \n"x", "y"\n\n1, "0"\n2,1\n', 1),
-        ('x,y,"' + "z" * 140_000 + '"\n1,0,1\n2,1,2\n', 2),  # longer than module csv takes
+        ('x,y,"' + "z" * 140_000 + '"\n1,0,1\n2,1,2\n', 3),  # longer than module csv takes
     ])  # fmt: skip
     def test_a_file_is_parsed_once(self, text, times, tmp_path, monkeypatch):
         calls, parse = [], pd.read_csv
