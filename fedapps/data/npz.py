@@ -5,7 +5,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,9 +104,8 @@ def held(path: Path, key: str, values: np.ndarray) -> Array:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """Return the names of classes or labels that an .npz may contain; () if it has none."""
-    with reading(path), parsing, np.load(path, allow_pickle=False) as file:
-        names = file["class_names"].ravel() if "class_names" in file else ()
-        return tuple(composed(str(name)) for name in names)
+    arrays = headers(path, ("class_names",)).values()
+    return tuple(composed(str(name)) for array in arrays for name in array.whole.ravel())
 
 
 def members(path: Path) -> list[str]:
@@ -115,13 +114,16 @@ def members(path: Path) -> list[str]:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
-def headers(path: Path) -> dict[str, Array]:
-    """Describe the `MEMBERS` of an .npz by reading only their headers; the result is by key."""
+def headers(path: Path, keys: Sequence[str] = MEMBERS) -> dict[str, Array]:
+    """Describe members of an .npz by reading only their headers; the result is by key.
+
+    Raises `RunError` for a file that is broken, or an array of Python objects.
+    """
     with reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
         return {
             info.filename.removesuffix(".npy"): _header(path, archive, info, file)
             for info in archive.infolist()
-            if info.filename.removesuffix(".npy") in MEMBERS
+            if info.filename.removesuffix(".npy") in keys
         }
 
 
@@ -133,13 +135,21 @@ def _header(
     with archive.open(info) as stream:
         shape, fortran, dtype = _read_header(stream, key)
         start = stream.tell()
-    if not dtype.hasobject and start + dtype.itemsize * math.prod(shape) != info.file_size:
+    _refuse_objects(path, key, dtype)
+    if start + dtype.itemsize * math.prod(shape) != info.file_size:
         raise ValueError(f"{key} does not have the size that its header states")
     if info.compress_type != zipfile.ZIP_STORED or fortran:
         return Array(path, key, shape, dtype, None)
     file.seek(info.header_offset + 26)  # in the local header: lengths of name and extra field
     name, extra = struct.unpack("<HH", file.read(4))
     return Array(path, key, shape, dtype, info.header_offset + 30 + name + extra + start)
+
+
+def _refuse_objects(path: Path, key: str, dtype: np.dtype) -> None:
+    """Refuse an array of Python objects, which are in the file as a pickle."""
+    if dtype.hasobject:
+        cure = f"{key}.astype(str)" if key.endswith(("groups", "class_names")) else "numbers"
+        raise RunError(f"{path}: {key} holds Python objects; save {cure}")
 
 
 def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np.dtype]:

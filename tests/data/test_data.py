@@ -189,7 +189,7 @@ def test_paths_that_are_refused(tmp_path):
     ("train_images", zeros(7, 0, 4, 3), "every side must be at least 1"),
     ("train_images", zeros(7, 6, 4, 3, dtype=int), "has dtype int64; must be uint8 or fl"),
     ("train_images", zeros(7, 6, 4, 3, dtype=bool), "has dtype bool; must be uint8 or float"),
-    ("train_images", np.array([None] * 7), "has dtype object; must be uint8 or float"),
+    ("train_images", np.array([None] * 7), "train_images holds Python objects; save numbers"),
     (
         "test_images",
         zeros(5, 6, 5, 3),
@@ -207,7 +207,7 @@ def test_paths_that_are_refused(tmp_path):
     ("train_labels", np.array(3), "has shape []; must be [N] or [N, 1]"),
     ("train_labels", np.zeros(7), "train_labels has dtype float64; must be integers"),
     ("train_labels", np.array(["a"] * 7), "has dtype <U1; must be integers"),
-    ("train_labels", np.array([None] * 7), "has dtype object; must be integers"),
+    ("train_labels", np.array([None] * 7), "train_labels holds Python objects; save numbers"),
     ("train_labels", np.array([0, 1, -1, 0, 0, 0, 0]), "holds label -1; must be 0..65535"),
     ("test_labels", np.array([0, 1, 2**40, 0, 0]), "holds label 1099511627776; must be 0.."),
     ("test", zeros(0, 6, 4, 3), "test_images has shape [0, 6, 4, 3]; every side must be at l"),
@@ -241,6 +241,22 @@ def test_no_pickle_is_ever_loaded(tmp_path):
     for key in ("train_images", "train_labels"):
         message(write(tmp_path, **arrays() | {key: bomb}), "~")
     assert not (tmp_path / "bang").exists()
+
+
+@pytest.mark.parametrize(("key", "cure"), [
+    ("inputs", "numbers"),
+    ("targets", "numbers"),
+    ("groups", r"groups\.astype\(str\)"),
+    ("class_names", r"class_names\.astype\(str\)"),
+])  # fmt: skip
+def test_an_array_of_python_objects_is_named(tmp_path, key, cure):
+    """As pandas gives texts: `frame.author.values`."""
+    members = {"inputs": np.zeros((4, 3)), "targets": np.arange(4) % 2}
+    texts = np.array(["a", "b", "a", "b"], dtype=object)
+    np.savez(tmp_path / "own.npz", **members | {key: texts})
+    line = rf"own\.npz: {key} holds Python objects; save {cure}$"
+    with pytest.raises(RunError, match=line):
+        load(str(tmp_path / "own.npz"), "unused")
 
 
 def test_files_that_are_no_npz(tmp_path):
