@@ -10,7 +10,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
-from fedapps.data.forms.windows import cut, gone
+from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
@@ -44,11 +44,11 @@ def read(files: Sequence[File], form: Form) -> Found:
     inputs = values.get("inputs", parts)
     if form.window and inputs.ndim == 2 and inputs.dtype.kind == "f":
         owner = np.repeat(np.arange(len(blocks)), sizes)
-        files, follows = [file for file, _ in blocks], np.diff(owner) == 0
-        samples, more = cut(follows, files, values["targets"], groups, form)
+        at, targets = places(owner, groups), values["targets"]
+        samples, more = cut(at, [file for file, _ in blocks], targets, form)
         last = samples[:, -1]
         told += [*more, *gone(groups, groups[last])]
-        values = {"inputs": inputs[samples], "targets": values["targets"][last]}
+        values = {"inputs": inputs[samples], "targets": targets[last]}
         groups, parts = groups[last], parts[last]
     return Found(by_part(parts, groups, **values), _class_names(files), told=tuple(told))
 

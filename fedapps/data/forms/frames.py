@@ -83,11 +83,6 @@ class Rows:
                 f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
             )
 
-    @property
-    def follows(self) -> np.ndarray:
-        """Whether each row but the first comes next to the one before it, bool [N - 1]."""
-        return (np.diff(self.file) == 0) & (np.diff(self.place) == 1)
-
 
 def holds_texts(values: pd.Series) -> bool:
     """Tell whether a column holds neither numbers nor truth values."""

@@ -11,7 +11,7 @@ from fedapps.data import precision
 from fedapps.data.forms import columns, texts
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
 from fedapps.data.forms.frames import MISSING, Kept, Rows, frames_of, holds_texts, stripped
-from fedapps.data.forms.windows import cut, gone
+from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.spec import BYTES, CURE, FILLS
 
 _NO_NAMES: tuple[str, ...] = ()
@@ -58,7 +58,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         raise RunError(
             f'client-column = "{form.client_column}": is the target, too (target-column)'
         )
-    everybody = _groups(rows, form)
+    everybody, series = _groups(rows, form), form.window or not (targets or form.text_length)
+    at = _places(rows, form) if series else np.empty(0, np.int64)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_in(rows.frame)]):
         rows.demand(name, "client-column")
@@ -73,8 +74,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if values.dtype.kind == "f":
         told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
-    if form.window or not (targets or form.text_length):
-        samples, more = cut(rows.follows, files, values, groups, form)
+    if series:
+        samples, more = cut(at[rows.frame.index], files, values, form)  # a row keeps its index
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
         told.append(f'the inputs are columns = "{columns.written(chosen)}"')
@@ -147,6 +148,12 @@ def _groups(rows: Rows, form: Form) -> np.ndarray:
     if named is None:
         return rows.of_file([file.group for file in rows.files])
     return named.dropna().astype(str).to_numpy(object)
+
+
+def _places(rows: Rows, form: Form) -> np.ndarray:
+    """Return the `places` of all rows; one without a client counts as the client's before it."""
+    named = rows.frame.get(form.client_column, pd.Series(rows.file))
+    return places(rows.file, named.ffill().to_numpy(object))
 
 
 def unlabelled(file: File, rule: str, shape: tuple[int, ...], gaps: bool) -> np.ndarray:

@@ -10,22 +10,40 @@ from fedapps.core.words import number, some
 from fedapps.data.forms.form import File, Form
 
 
+def places(file: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Return numbers that order the rows by file and client, int64 [N], from both of each row [N].
+
+    Rows of one client in one file keep their order and get consecutive numbers, also if those of
+    others are in between; if rows are dropped later, their numbers are missing.
+    """
+    _, client = np.unique(clients.astype(str), return_inverse=True)
+    _, first, of = np.unique(file * len(file) + client, return_index=True, return_inverse=True)
+    owner = first[of]  # the first row of the same client in the same file
+    order = np.argsort(owner, kind="stable")
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order)) + np.cumsum(np.diff(owner[order], prepend=-1) != 0)
+    return found
+
+
 def cut(
-    follows: np.ndarray, files: Sequence[File], targets: np.ndarray, groups: np.ndarray, form: Form
+    at: np.ndarray, files: Sequence[File], targets: np.ndarray, form: Form
 ) -> tuple[np.ndarray, list[str]]:
     """Return the rows of each sample, int64 [N, steps], and what to tell.
 
     A window has consecutive rows of one file and one client, and one label; a number to predict is
-    that of its last row. `follows` (bool [N - 1]) says of each row but the first whether it comes
-    next to the one before it. Without `window`, a sample is a whole file.
+    that of its last row. `at` are the `places` of the rows that are left. Without `window`, a
+    sample is a whole file.
     """
+    order = np.argsort(at)
+    at, targets = at[order], targets[order]
     whole_numbers = targets.dtype.kind != "f"
-    change = ~follows | (groups[1:] != groups[:-1])
+    change = np.diff(at) != 1
     if whole_numbers:
         differs = targets[1:] != targets[:-1]
         change = change | (differs.any(axis=1) if differs.ndim > 1 else differs)
     edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(targets)]
     spans = [*pairwise(edges)]
+    alike = "one client" + " and one label" * whole_numbers
     size = form.window or spans[0][1] - spans[0][0]
     step = form.window_step or size
     if not form.window and any(last - first != size for first, last in spans):
@@ -33,18 +51,18 @@ def cut(
             f"{files[0].path.parent}: files have different numbers of rows; set window=100"
             " for samples of 100 rows"
         )
-    starts = [at for first, last in spans for at in range(first, last - size + 1, step)]
+    starts = [row for first, last in spans for row in range(first, last - size + 1, step)]
     if not starts:
         longest = max(last - first for first, last in spans)
         raise RunError(
-            f"window = {size}: no file has so many rows with one label; must be at most {longest}"
+            f"window = {size}: no file has so many rows of {alike}; must be at most {longest}"
         )
-    samples = np.array(starts)[:, None] + np.arange(size)
+    samples = order[np.array(starts)[:, None] + np.arange(size)]
     told = [f"{number(len(starts), 'window')} of {number(size, 'row')}"]
     if unused := len(targets) - len(np.unique(samples)):
         told[0] += f"; {unused} of {number(len(targets), 'row')} are in no window"
     if short := sum(last - first < size for first, last in spans):
-        told[0] += f"; {short} of {len(spans)} stretches with one label are shorter, left out"
+        told[0] += f"; {short} of {len(spans)} stretches of {alike} are shorter, left out"
     if step < size:
         told += [
             "windows overlap, so samples that are drawn for a test (split=merged, or without a test"

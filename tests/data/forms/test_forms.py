@@ -221,6 +221,43 @@ def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
     assert data.groups.tolist() == 5 * ["anna"] + 6 * ["ben"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_rows_of_other_clients_may_be_between_those_of_a_window(kind, tmp_path):
+    """As in a table that is sorted by time: the samples are those of the table sorted by client."""
+    rng = np.random.default_rng(8)
+    who, x = rng.choice(["zoe", "abe", "ida"], 60), np.arange(60.0)
+    who[:3] = "zoe", "abe", "ida"  # clients come in the order of their first rows
+    y = np.array([0, 1, 0])[x.astype(int) // 20]
+    by_client = np.concatenate([np.flatnonzero(who == name) for name in ("zoe", "abe", "ida")])
+    found = []
+    for name, rows in (("mixed", np.arange(60)), ("sorted", by_client)):
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "csv":
+            pd.DataFrame({"who": who, "x": x, "y": y}).iloc[rows].to_csv(path, index=False)
+        else:
+            np.savez(path, inputs=x[rows, None], targets=y[rows], groups=who[rows])
+        form = Form("y", "who" * (kind == "csv"), window=4, window_step=1)
+        data = load(str(path), "", form)
+        found.append((tensors(data)[0][..., 0].tolist(), data.groups.tolist()))
+    assert found[0] == found[1]
+    expected = []
+    for name in ("zoe", "abe", "ida"):
+        rows = np.flatnonzero(who == name)
+        for at in range(len(rows) - 3):
+            if len({*y[rows[at : at + 4]]}) == 1:
+                expected.append(rows[at : at + 4].tolist())
+    assert found[0][0] == expected
+
+
+def test_a_row_that_is_left_out_ends_a_window_of_its_client_alone(tmp_path):
+    lines = ["a,0,1", "b,10,1", "a,1,1", "b,,1", "a,2,1", "b,12,1", "a,3,", "b,13,1", "a,4,1"]
+    (tmp_path / "t.csv").write_text("\n".join(["who,x,y", *lines, "a,5,1", ",9,", "a,6,1"]))
+    form = Form("y", "who", missing="drop", window=2, window_step=1)
+    data = load(str(tmp_path / "t.csv"), "", form)
+    assert tensors(data)[0][..., 0].tolist() == [[0, 1], [1, 2], [4, 5], [12, 13]]
+    assert data.groups.tolist() == ["a", "a", "a", "b"]
+
+
 @pytest.mark.parametrize("step", [0, 2])
 def test_recordings_in_npz_files_are_cut_like_tables(step, tmp_path):
     rng, folders = np.random.default_rng(6), [tmp_path / "csv", tmp_path / "npz"]
@@ -506,7 +543,7 @@ class TestMissing:
     ({}, {"target_column": "il"}, "t.csv: no column il (target-column), did you mean ill?; there"),
     ({}, {"client_column": "ill", "target_column": "ill"}, 'client-column = "ill": is the target'),
     ({}, {"columns": "age,age"}, 'columns = "age,age": must be different names'),
-    ({}, {"window": 100}, "window = 100: no file has so many rows with one label; must be at most"),
+    ({}, {"window": 100}, "no file has so many rows of one client and one label; must be at most"),
     ({}, {"target_column": "age,ill"}, "t.csv: line 2: column ill holds texts; of several targets"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, tmp_path):
