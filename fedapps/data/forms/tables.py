@@ -75,7 +75,8 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
     if series:
-        samples, more = cut(at[rows.frame.index], files, values, form)  # a row keeps its index
+        left = at[rows.frame.index]  # a row keeps its index
+        samples, more = cut(left, files, values, form, class_names)
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
         told.append(f'the inputs are columns = "{columns.written(chosen)}"')

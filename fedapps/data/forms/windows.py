@@ -9,6 +9,8 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import number, some
 from fedapps.data.forms.form import File, Form
 
+FEW = 20  # labels; so many different whole numbers can be numbers to predict
+
 
 def places(file: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Return numbers that order the rows by file and client, int64 [N], from both of each row [N].
@@ -26,13 +28,17 @@ def places(file: np.ndarray, clients: np.ndarray) -> np.ndarray:
 
 
 def cut(
-    at: np.ndarray, files: Sequence[File], targets: np.ndarray, form: Form
+    at: np.ndarray,
+    files: Sequence[File],
+    targets: np.ndarray,
+    form: Form,
+    names: Sequence[str] = (),
 ) -> tuple[np.ndarray, list[str]]:
     """Return the rows of each sample, int64 [N, steps], and what to tell.
 
     A window has consecutive rows of one file and one client, and one label; a number to predict is
     that of its last row. `at` are the `places` of the rows that are left. Without `window`, a
-    sample is a whole file.
+    sample is a whole file. `names` are those of classes, if targets are texts.
     """
     order = np.argsort(at)
     at, targets = at[order], targets[order]
@@ -54,8 +60,10 @@ def cut(
     starts = [row for first, last in spans for row in range(first, last - size + 1, step)]
     if not starts:
         longest = max(last - first for first, last in spans)
+        many = whole_numbers and not (names or form.labels) and len(np.unique(targets)) > FEW
+        cure = ", or set task=regression if they are numbers" * many
         raise RunError(
-            f"window = {size}: no file has so many rows of {alike}; must be at most {longest}"
+            f"window = {size}: no file has so many rows of {alike}; must be at most {longest}{cure}"
         )
     samples = order[np.array(starts)[:, None] + np.arange(size)]
     told = [f"{number(len(starts), 'window')} of {number(size, 'row')}"]

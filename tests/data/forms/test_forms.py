@@ -437,6 +437,24 @@ def test_whole_numbers_of_a_table_can_be_predicted(tmp_path, serial_run, capfd):
     assert "save integers" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(("y", "task", "hint"), [
+    (range(25), "auto", True),
+    (range(25), "classification", False),
+    ([*range(15), *range(10)], "auto", False),  # few enough to be labels
+    ([f"level {row}" for row in range(25)], "auto", False),
+])  # fmt: skip
+def test_many_whole_numbers_without_a_window_may_be_numbers_to_predict(tmp_path, y, task, hint):
+    frame = pd.DataFrame({"x": np.arange(25) / 8, "y": y})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    form = Form.of(read(parse([f'task="{task}" window=12'])))
+    end = ", or set task=regression if they are numbers" * hint
+    with pytest.raises(RunError, match=f"and one label; must be at most 1{end}$"):
+        load(str(tmp_path / "t.csv"), "", form)
+    if hint:
+        data = load(str(tmp_path / "t.csv"), "", replace(form, numbers=True))
+        assert data.target_values.tolist() == [y[11], y[23]]
+
+
 def test_whole_numbers_of_recordings_in_npz_files_are_those_of_tables(tmp_path):
     """A window ends where a label changes, but not where a number does."""
     y = np.random.default_rng(4).integers(-30, 90_000, 25)
