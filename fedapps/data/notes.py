@@ -89,7 +89,7 @@ def _of_floats(dataset: Dataset) -> Iterator[str]:
     if low >= 0 and high < MOST_CLASSES and (values == np.floor(values)).all():
         other = "truth values, save booleans" if values.ndim > 1 else "classes, save integers"
         if dataset.columns and values.ndim == 1:  # in a table, they need not be saved anew
-            other = 'classes, set task = "classification"'
+            other = 'classes, set task="classification"'
         yield (
             f"{dataset.name}: targets are floats from {low:g} to {high:g} without decimals, which"
             f" are learned as numbers; if they are {other}"

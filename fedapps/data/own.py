@@ -41,7 +41,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     if found.columns and not form.columns:
         rule = "which columns are the inputs must be the same on all devices; set columns"
         hint = f"{rule}: the device's own log proposes some"
-        raise MisfitError(f'{path}: {rule} = "{found.columns}"', hint)
+        raise MisfitError(f'{path}: {rule}="{found.columns}"', hint)
     if replace(found.inputs, choices=inputs.choices) != inputs:
         raise _misfit(path, f"{found.inputs}; the run has {list(inputs.shape)} (input-shape)")
     if found.names and not targets.is_whole and not found.targets.shape:

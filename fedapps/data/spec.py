@@ -17,7 +17,7 @@ Blocks = Callable[[], Iterable[np.ndarray]]
 # The values of `missing` that put another value where one is missing. Each gets the samples and the
 # mean of each feature, and returns a value for each feature, float64 [features].
 FILLS: dict[str, Callable[[Blocks, np.ndarray], np.ndarray]] = {"mean": lambda blocks, mean: mean}
-CURE = "missing = " + " or ".join(f'"{rule}"' for rule in FILLS) + " fills it"  # for messages
+CURE = "missing=" + " or ".join(f'"{rule}"' for rule in FILLS) + " fills it"  # for messages
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _data(path: Path, about: ModelMetadata, settings: Settings) -> data.Dataset:
     if form.missing in FILLS and about.mean and not about.filling:
         raise RunError(
             f'missing = "{form.missing}": the run filled no values, so its model cannot say with'
-            ' what; missing = "drop" leaves such rows out'
+            ' what; missing="drop" leaves such rows out'
         )
     found = replace(found, names=about.names, scaling=about.scaling)
     return replace(found, normalization=about.normalization) if about.mean else found

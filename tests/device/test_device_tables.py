@@ -60,7 +60,7 @@ def test_devices_need_the_same_columns(nodes, flat_config, no_plots, capsys):
     with pytest.raises(RunError, match=r"columns: the device's own log proposes some") as caught:
         run_serial(flat_config(RUN, 'target-column="ill"'), node_configs=nodes("csv"))
     assert "sex" not in str(caught.value)
-    assert 'set columns = "sex=f|m,age"' in capsys.readouterr().out
+    assert 'set columns="sex=f|m,age"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("told", "rule", "said"), [

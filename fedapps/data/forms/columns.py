@@ -83,7 +83,7 @@ def _unusable(wrong: Mapping[str, str], found: Sequence[Column], where: Where) -
 
 
 def _without(rest: Sequence[Column], what: str) -> str:
-    return f'columns = "{written(rest)}" leaves {what} out'
+    return f'columns="{written(rest)}" leaves {what} out'
 
 
 @each_text_once
@@ -114,7 +114,7 @@ def no_number(values: pd.Series, name: str, where: Where, codes: str = "") -> Ru
     """Return the error of the first text that is no number; `codes` is a rule that takes texts."""
     row = int((values.notna().to_numpy() & np.isnan(numbers(values))).argmax())
     text = shortened(str(values.iloc[row]), MOST_LETTERS)
-    cure = _cure(text) + f', or for codes columns = "{codes}"' * bool(codes)
+    cure = _cure(text) + f', or for codes columns="{codes}"' * bool(codes)
     return RunError(f'{where(row)}: column {name} holds "{text}", not a number; {cure}')
 
 

@@ -78,7 +78,7 @@ class Rows:
             hint = f"{did_you_mean(name, known)}; there are {some(known)}"
             raise RunError(f"{self.files[0].path}: no column {name} ({key}){hint}")
         if (empty := self.frame[name].isna().to_numpy()).any():
-            cure = "fill it" if key == "client-column" else 'missing = "drop" leaves such rows out'
+            cure = "fill it" if key == "client-column" else 'missing="drop" leaves such rows out'
             raise RunError(
                 f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
             )

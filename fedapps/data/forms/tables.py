@@ -79,7 +79,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         samples, more = cut(left, files, values, form, class_names)
         told, inputs = [*told, *more], inputs[samples]
     if not form.columns:
-        told.append(f'the inputs are columns = "{columns.written(chosen)}"')
+        told.append(f'the inputs are columns="{columns.written(chosen)}"')
     last = samples[:, -1]
     told += gone(everybody, groups[last])
     arrays = by_part(
@@ -214,7 +214,7 @@ def _complete(
         name = chosen[int(empty.iloc[first].argmax())].name
         raise RunError(
             f"{rows.where(first)}: column {name} is empty; {CURE},"
-            ' missing = "drop" leaves such rows out'
+            ' missing="drop" leaves such rows out'
         )
     if broken.all():
         raise RunError(

@@ -20,7 +20,7 @@ def read(rows: Rows, chosen: Sequence[Column], form: Form) -> tuple[np.ndarray, 
     """
     length, path = form.text_length, rows.files[0].path
     if form.window or len(chosen) > 1 or chosen[0].texts:
-        what = "leave window out" if form.window else f'set columns = "{chosen[0].name}"'
+        what = "leave window out" if form.window else f'set columns="{chosen[0].name}"'
         raise RunError(f"{path}: text-length = {length}: reads one column of texts; {what}")
     name = chosen[0].name
     rows, told = _with_texts(rows, name, form)

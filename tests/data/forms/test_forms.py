@@ -205,7 +205,7 @@ def test_recordings_in_folders_of_classes_are_cut_into_windows(recordings, windo
     same(data, inputs, labels, np.array([who for who, _ in names]))
     assert data.names == ("curl", "lift", "press")
     assert any("overlap" in line for line in data.told) == (0 < step < size)
-    assert 'the inputs are columns = "x,y,z"' in data.told
+    assert 'the inputs are columns="x,y,z"' in data.told
 
 
 def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
@@ -430,7 +430,7 @@ def test_whole_numbers_of_a_table_can_be_predicted(tmp_path, serial_run, capfd):
     np.testing.assert_array_equal(data.target_values, np.float32(np.stack([y, y % 2], 1)))
     data = load(str(tmp_path / "t.csv"), "", Form(numbers=True, window=5))
     assert data.target_values.tolist() == (y % 2)[4::5].tolist()
-    with pytest.raises(RunError, match=r'label -?\d+; must be .* table with task = "regression"'):
+    with pytest.raises(RunError, match=r'label -?\d+; must be .* table with task="regression"'):
         load(str(tmp_path / "t.csv"), "", Form(target_column="y", columns="age"))
     options = f'dataset="{tmp_path / "t.csv"}" model="mlp" partitioner="iid" num-clients=2'
     serial_run(options, 'task="regression" target-column="z" num-rounds=1 strategy="fedavg"')
@@ -481,7 +481,7 @@ class TestMissing:
         return tmp_path / "m.csv"
 
     def test_it_is_refused_with_the_line_and_the_column(self, path):
-        with pytest.raises(RunError, match=r"m.csv: line 6: column age is empty; missing = "):
+        with pytest.raises(RunError, match=r"m.csv: line 6: column age is empty; missing="):
             load(str(path), "", Form(client_column="who"))
 
     def test_rows_are_dropped_and_counted(self, path):
@@ -516,7 +516,7 @@ class TestMissing:
         inputs = np.random.default_rng(3).normal(size=(20, 4, 2))
         inputs[3, 1, 0] = np.nan
         np.savez(tmp_path / "s.npz", inputs=inputs, targets=np.arange(20) % 2)
-        with pytest.raises(RunError, match=r'inputs\[3\] holds NaN .*missing = "mean" fills it'):
+        with pytest.raises(RunError, match=r'inputs\[3\] holds NaN .*missing="mean" fills it'):
             tensors(load(str(tmp_path / "s.npz"), ""))
         data = load(str(tmp_path / "s.npz"), "", Form(missing="mean")).normalized(np.arange(20))
         assert tensors(data)[0][3, 1, 0] == 0.0
@@ -543,13 +543,13 @@ class TestMissing:
     ({"age": "x"}, {}, 't.csv: line 5: column age holds "x", not a number'),
     ({"age": np.inf}, {}, 't.csv: line 5: column age holds "inf"; must be a finite number'),
     ({"ill": np.nan}, {},
-     't.csv: line 5: column ill is empty (the last one, as target-column is not set); missing = '),
+     't.csv: line 5: column ill is empty (the last one, as target-column is not set); missing='),
     ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty (client-col"),
     ({"sex": np.nan}, {"columns": "age,sex"},
      't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values in'
      " columns: sex=f|m"),
     ({"who": "a, b"}, {}, 't.csv: line 5: column who: "a, b" has a comma, = or |; rename it, or'
-     ' if it tells the clients, name it in client-column; columns = "age,sex=f|m" leaves it out'),
+     ' if it tells the clients, name it in client-column; columns="age,sex=f|m" leaves it out'),
     ({"sex": "1,5"}, {}, '"1,5" has a comma, = or |; a decimal comma? write 1.5, otherwise rename'),
     ({"age": "1,5"}, {}, 'age holds "1,5", not a number; a decimal comma? write 1.5'),
     ({"age": "unknown"}, {}, "for a missing value, leave the cell empty, or write NA, NaN or ?"),
@@ -624,11 +624,11 @@ def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_pa
     told = load(str(tmp_path / "t.csv"), "", form).told
     day = "day=2026-11-01|2026-11-02"
     assert told[:3] == (
-        "column id has another whole number in each row, as an id has; columns ="
-        f' "{day},age,sex=f|m,none" leaves it out',
-        "column day holds dates: each of its 2 texts is a category of its own; columns ="
-        ' "id,age,sex=f|m,none" leaves it out',
-        f'column none is empty in all rows; columns = "id,{day},age,sex=f|m" leaves it out',
+        'column id has another whole number in each row, as an id has; columns="'
+        f'{day},age,sex=f|m,none" leaves it out',
+        'column day holds dates: each of its 2 texts is a category of its own; columns="'
+        'id,age,sex=f|m,none" leaves it out',
+        f'column none is empty in all rows; columns="id,{day},age,sex=f|m" leaves it out',
     )
     assert told[-1].startswith("classes NO, YES, no, yes differ only in case or blanks; if")
 
@@ -657,12 +657,13 @@ def test_the_rule_without_columns_that_are_no_inputs_can_be_pasted(frame, tmp_pa
         for why in whys:
             name = re.search("column (\\w+)", why)[1]
             assert (why in line) == (name in odd)
-        rest = re.search('; columns = "(.*)" leaves (it|them) out$', line)
+        rest = re.search('; columns="(.*)" leaves (it|them) out$', line)
+        assert read(parse(rest[0].split()[1:2])).columns == rest[1]  # as it is written for -c
         assert rest[2] == ("it" if len(odd) == 1 else "them")
         same(load(str(tmp_path / "t.csv"), "", replace(form, columns=rest[1])), *same_as(wanted))
     many = table.assign(name2=table.name, name3=table.name)
     many.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(RunError, match=r'; likewise name2, name3; columns = "age,sex=f\|m" leaves'):
+    with pytest.raises(RunError, match=r'; likewise name2, name3; columns="age,sex=f\|m" leaves'):
         load(str(tmp_path / "t.csv"), "", form)
 
 

@@ -132,7 +132,7 @@ class TestTargets:
         found = read(tmp_path, Form(labels=True), t="x,y\n1,1.0\n2,0.5\n")
         assert found.targets == Spec((), FLOAT)
         (note,) = notes(read(tmp_path, t="x,y\n1,1.0\n2,0.0\n"), "merged")
-        assert note.endswith('learned as numbers; if they are classes, set task = "classification"')
+        assert note.endswith('learned as numbers; if they are classes, set task="classification"')
 
     def test_a_gap_in_one_file_does_not_change_the_kind_of_all(self, tmp_path):
         data = read(tmp_path, Form("y", missing="drop"), a="x,y\n1,0\n2,\n", b="x,y\n3,1\n")
@@ -169,7 +169,7 @@ class TestTexts:
         np.testing.assert_array_equal(inputs, np.eye(4)[[0, 1, 2, 1, 3, 2]])
         few = {name: text.replace("B7", "01") for name, text in tables.items()}
         with pytest.raises(
-            RunError, match=r'"A1", not a number; .*, or for codes columns = "code=01'
+            RunError, match=r'"A1", not a number; .*, or for codes columns="code=01'
         ):
             read(tmp_path, **few)
         assert read(tmp_path, Form(columns="code=01|02|A1"), **few).shape == (3,)
@@ -291,7 +291,7 @@ class TestRefused:
         path = save(pd.DataFrame({"x": 1.0, "when": when, "y": 0}), tmp_path, "parquet")
         dates = "dates? turn them into numbers, such as days, or leave them out"
         for form, line in (
-            (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; columns = "),
+            (Form(), f"row 0: column when holds {len(when)} different texts; {dates}; columns="),
             (Form(columns="x,when"), f"must be a finite number; {dates}"),
             (Form("when", numbers=True), f", not a number; {dates}"),
         ):

@@ -84,8 +84,8 @@ def test_the_next_byte_is_predicted_in_pieces_of_each_text(tmp_path, length):
 
 @pytest.mark.parametrize(("form", "told"), [
     ({"columns": ""}, r"name the column of texts in columns; there are text$"),
-    ({"columns": "text,who"}, r'reads one column of texts; set columns = "text"'),
-    ({"columns": "text=a|b"}, r'reads one column of texts; set columns = "text"'),
+    ({"columns": "text,who"}, r'reads one column of texts; set columns="text"'),
+    ({"columns": "text=a|b"}, r'reads one column of texts; set columns="text"'),
     ({"window": 5}, r"reads one column of texts; leave window out"),
     ({"columns": "txt"}, r"no column txt \(columns\), did you mean text\?"),
 ])  # fmt: skip
