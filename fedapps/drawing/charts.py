@@ -25,7 +25,6 @@ from fedapps.drawing.svg import (
 MOST_POINTS = 1500  # points of a line; if there are more, every n-th is drawn
 MOST_HITS = 200  # boxes with a title in a chart
 ANY, POSITIVE = (-math.inf, math.inf), (0.0, math.inf)  # values that an axis can have
-FEW = 25  # up to this many columns of a chart of pairs, each has its name below it
 
 
 def line_chart(
@@ -72,12 +71,14 @@ def pair_chart(
     show: Show,
     bounds: tuple[float, float],
 ) -> Chart:
-    """Draw a column per name, with a dot for each series and a line that connects the dots."""
+    """Draw a column per name, with a dot for each series and a line that connects the dots.
+
+    Nothing stands below a column whose name is empty.
+    """
     x_scale = Scale(-0.5, len(names) - 0.5, chart.box.left, chart.box.right)  # as in `column_hits`
     values = [y for line in series for _, y in line.points]
     y_scale = _upwards(chart, min(values), max(values), show, bounds)
-    every = 1 if len(names) <= FEW else -(-len(names) // 14)
-    chart.x_ticks = [Tick(x_scale(i), names[i]) for i in range(0, len(names), every)]
+    chart.x_ticks = [Tick(x_scale(i), name) for i, name in enumerate(names) if name]
     size = max(2.0, min(9.0, 70 / len(names) ** 0.55))
     if len(series) > 1:
         at: dict[float, list[float]] = {}

@@ -428,10 +428,34 @@ def test_no_two_lines_of_a_chart_have_the_same_label(low, height):
 
 
 def test_names_on_an_axis_keep_apart():
-    """With 2, 8 and 30 columns: whole names, beginnings of names, numbers."""
+    """With 2, 8, 12 and 30 columns: whole names, beginnings of names, those of some columns."""
     names = ["North Clinic of the hospital", "East", ""]
-    for count, wanted in ((2, "North Clinic of the hospital"), (8, "North…"), (30, "0")):
-        called = [(str(i), names[i % 3]) for i in range(count)]
-        shown = run_charts._fitting(called)
-        assert shown[0] == wanted and shown[1] == ("1" if count == 30 else "East")
-        assert count == 30 or len(" ".join(shown)) < run_charts.LETTERS
+    wanted = {
+        2: ["North Clinic of the hospital", "East"], 8: ["North…", "East", "2", "North…"],
+        12: ["North C…", "", "2", ""], 30: ["North…", "", "", ""],
+    }  # fmt: skip
+    for count, begin in wanted.items():
+        shown = run_charts._fitting([(str(i), names[i % 3]) for i in range(count)])
+        assert shown[: len(begin)] == begin and len(shown) == count
+        assert len(" ".join(filter(None, shown))) < run_charts.LETTERS
+    for count, every in ((25, 1), (28, 2), (100, 8)):  # without names, numbers
+        shown = run_charts._fitting([(str(i), "") for i in range(count)])
+        assert shown == [str(i) if i % every == 0 else "" for i in range(count)]
+
+
+def test_the_chart_of_holdings_calls_clients_and_classes_by_their_names(tmp_path):
+    """Of 12 clients, there is room for some names; of three classes, for all."""
+    begin_run(tmp_path, clients=12)
+    (folder,) = [path for path in tmp_path.rglob("config.toml")]
+    folder, classes = folder.parent, ["walking", "running fast", "sit"]
+    (folder / "names.csv").write_text("client,name\n" + "".join(f"{i},p{i}\n" for i in range(12)))
+    held = "".join(f"{i},{k},{1 + i}\n" for i in range(12) for k in range(3))
+    (folder / "samples.csv").write_text(f"client,class,num_train\n{held}")
+    head = "round,class,name,num_test,accuracy_initial,accuracy_personalized\n"
+    rows = [f"1,{k},{name},4,0.5,0.5\n" for k, name in enumerate(classes)]
+    (folder / "classes.csv").write_text(head + "".join(rows))
+    run = RunFiles.read(folder)
+    chart = run_charts._holdings(run)
+    assert [tick.label for tick in chart.y_ticks] == ["walking", "runnin…", "sit"]
+    assert {tick.label for tick in chart.x_ticks} <= {f"p{i}" for i in range(12)}
+    assert len(chart.x_ticks) > 2

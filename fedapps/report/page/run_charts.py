@@ -27,7 +27,11 @@ from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
 LETTERS = 58  # of names that fit on an axis, all together
-LEAST = 4  # letters of a name; if it has less room, its number stands there
+LEAST = (
+    6  # letters of a name; if each has less room, only every second, third, ... one stands there
+)
+LETTERS_BESIDE = 7  # of the name of a class that fit beside an axis
+FEW = 25  # up to so many columns, each has its number below it if they have no names
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 
@@ -193,7 +197,7 @@ def _changes(
         known = [
             _mean(known[i * count // HUNDRED : (i + 1) * count // HUNDRED]) for i in range(HUNDRED)
         ]
-        names = [str(i) for i in range(HUNDRED)]
+        names = _fitting([(str(i), "") for i in range(HUNDRED)])
     before = [(float(i), y) for i, (_, y, _) in enumerate(known) if y is not None]
     after = [(float(i), y) for i, (*_, y) in enumerate(known)]
     if before == after:
@@ -215,12 +219,17 @@ def _mean(part: Sequence[Known]) -> Known:
 
 
 def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names of (number, name), as far as they fit; the numbers if there is no room."""
-    room = LETTERS // max(1, len(called)) - 1
-    if room < LEAST:
-        return [number for number, _ in called]
-    names = [name or number for number, name in called]
-    return [words.shortened(name, room) for name in names]
+    """Return the names of (number, name) as far as they fit, or the numbers if there are no names.
+
+    If there is no room for all, there is "" in place of most of them.
+    """
+    count, named = len(called), any(name for _, name in called)
+    every = (
+        -(-count // (LETTERS // (LEAST + 1))) if named else 1 if count <= FEW else -(-count // 14)
+    )
+    room = LETTERS // max(1, -(-count // max(1, every))) - 1 if named else LETTERS
+    texts = [words.shortened(name or number, room) for number, name in called]
+    return [text if place % every == 0 else "" for place, text in enumerate(texts)]
 
 
 def _title(row: Row, what: str, lead: Metric) -> str:
@@ -255,14 +264,18 @@ def _holdings(run: RunFiles) -> Chart | None:
     most = max(count for *_, count in known)
     chart.note = f"The stronger the colour, the more training samples: up to {most:g}."
     heat_chart(chart, known, size)
+    called = {row["class"]: row["name"] for row in run.classes if row.get("name")}
+    beside = (words.shortened(called.get(t.label, t.label), LETTERS_BESIDE) for t in chart.y_ticks)
+    chart.y_ticks = [Tick(t.at, label) for t, label in zip(chart.y_ticks, beside, strict=True)]
     if len(clients) > MOST:
         return chart
     labels = _fitting([(tick.label, run.names.get(tick.label, "")) for tick in chart.x_ticks])
-    chart.x_ticks = [Tick(t.at, label) for t, label in zip(chart.x_ticks, labels, strict=True)]
+    chart.x_ticks = [
+        Tick(tick.at, label) for tick, label in zip(chart.x_ticks, labels, strict=True) if label
+    ]
     of: dict[int, list[str]] = {}
-    called = {row.get("class"): f" ({row['name']})" for row in run.classes if row.get("name")}
     for client, label, count in known:
-        name = called.get(str(label), "")
+        name = f" ({called[str(label)]})" if str(label) in called else ""
         of.setdefault(client, []).append(f"class {label}{name}: {count:g}")
     if size[0] <= MOST:
         chart.hits = column_hits(
