@@ -124,9 +124,11 @@ def _background(options: argparse.Namespace) -> Seen:
 def _named(options: argparse.Namespace) -> Seen:
     """Return the runs and SuperNodes of a SuperLink that config.toml names."""
     from fedapps.launcher.flwr import Flwr
-    from fedapps.launcher.superlink import environment
+    from fedapps.launcher.superlink import connections, environment
 
     name = options.place
+    if name not in connections(options.home):
+        raise RunError(f"{name}: no run directory, and no SuperLink in config.toml")
     with Flwr(environment(options.home, own=False)) as flwr:
         runs = flwr.answer("ls", name, "--limit", str(options.limit))["runs"]
         nodes = flwr.answer("supernode", "list", name)["nodes"]

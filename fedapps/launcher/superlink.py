@@ -9,6 +9,7 @@ import shlex
 import socket
 import sys
 import time
+import tomllib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from urllib.request import getproxies_environment
 
 import psutil
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import writing
 from fedapps.core.flower import bin_dir, search_path
 from fedapps.core.paths import expanded
@@ -81,6 +82,21 @@ def stop(home: Path | None = None) -> bool:
 def flower_home(home: Path | None) -> Path:
     """Return the absolute path of a home; None stands for Flower's default home."""
     return expanded(str(home or os.environ.get("FLWR_HOME") or "~/.flwr")).resolve()
+
+
+def connections(home: Path | None) -> list[str]:
+    """Return the names of the SuperLinks in a home's config.toml; Flower would make this file.
+
+    Raises `RunError` for a file that is no TOML.
+    """
+    path = flower_home(home) / "config.toml"
+    try:
+        found = tomllib.loads(path.read_text("utf-8")).get("superlink", {})
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
+    return [name for name, about in found.items() if isinstance(about, dict)]
 
 
 def not_running(home: Path | None) -> str:

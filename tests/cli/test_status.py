@@ -247,8 +247,10 @@ LISTED = {
 
 
 @pytest.fixture
-def site(flwr):
+def site(flwr, tmp_path):
     """A SuperLink whose `flwr` answers with LISTED, or an error for another name."""
+    known = '[superlink]\ndefault = "site"\n[superlink.site]\naddress = "a:9093"\n'
+    (tmp_path / "config.toml").write_text(known + '[superlink.other]\naddress = "b:9093"\n')
     flwr(
         f"import json\nlisted = {LISTED!r}\n"
         "error = {'success': False, 'error-message': 'no such SuperLink'}\n"
@@ -270,3 +272,26 @@ def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(site, tmp_path
     assert json.loads(line)["supernodes"] == LISTED["supernode"]["nodes"]
     assert cli.main(["status", "other", "--home", str(tmp_path)]) == 1
     assert "no such SuperLink" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("known", ["", '[superlink]\ndefault = "nope"\n[superlink.site]\n'])
+def test_a_word_that_is_neither_a_run_nor_a_superlink_leaves_the_home_as_it_is(
+    known, tmp_path, monkeypatch, capsys
+):
+    """Flower would answer with an error of its own, and make a config.toml."""
+    home = tmp_path / "home"
+    if known:
+        home.mkdir()
+        (home / "config.toml").write_text(known)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["status", "nope", "--home", str(home)]) == 1
+    told = capsys.readouterr().err
+    assert told.strip().endswith("nope: no run directory, and no SuperLink in config.toml")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_config_toml_that_is_no_toml_is_named(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("[superlink")
+    assert cli.main(["status", "site", "--home", str(tmp_path)]) == 1
+    assert f"{tmp_path}/config.toml: cannot be read (" in capsys.readouterr().err
