@@ -108,6 +108,8 @@ def test_no_row_is_in_two_parts_whatever_windows_overlap(tmp_path, flat_config, 
         words = f'dataset="{tmp_path / "data"}" window=10 window-step={step} split="{split}"'
         more = 'partitioner="natural" num-clients=0 validation-fraction=0.3 model="gru"'
         space = Workspace(config.read(flat_config(words, more)))
+        told = any("windows overlap" in line for line in space.dataset.told)
+        assert told == (split == "merged" and bool(step))
         for client in range(3):
             share = space.population.share(client)
             parts = (share.train, share.validation, share.test)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedapps.core.config import LAST
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.core.words import alike, composed, some
@@ -32,7 +33,7 @@ class Form:
     With `numbers`, whole numbers among its targets are no labels; with `labels`, whole floats are,
     too. If all samples are those of `one_client`, `client_column` need not be there, and only says
     where windows end. With `text_length`, the input is a column of texts, which `next_token` goes
-    on with: there is no other target.
+    on with: there is no other target. `drawn` says that samples for a test are drawn.
     """
 
     target_column: str = ""
@@ -48,6 +49,7 @@ class Form:
     one_client: bool = False
     text_length: int = 0
     next_token: bool = False
+    drawn: bool = True
 
     @classmethod
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
@@ -57,7 +59,7 @@ class Form:
             composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
             s.window_step, tuple(names), numbers=s.task == "regression",
             labels=s.task == "classification", text_length=s.text_length,
-            next_token=s.task == "tokens",
+            next_token=s.task == "tokens", drawn=s.split != LAST,
         )  # fmt: skip
 
     @property

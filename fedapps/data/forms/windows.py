@@ -71,7 +71,7 @@ def cut(
         told[0] += f"; {unused} of {number(len(targets), 'row')} are in no window"
     if short := sum(last - first < size for first, last in spans):
         told[0] += f"; {short} of {len(spans)} stretches of {alike} are shorter, left out"
-    if step < size:
+    if step < size and form.drawn:
         told += [
             "windows overlap, so samples that are drawn for a test (split=merged, or without a test"
             " part) or for a validation part share rows with training samples; to score honestly,"
