@@ -3,9 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-import torch
-
 # Each setting is tried in a fork, because PyTorch cannot unset all that it has set.
 PROGRAM = """
 import os, sys, warnings
@@ -84,7 +81,6 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="before PyTorch 2.9")
 def test_a_run_has_full_precision_whatever_a_notebook_has_set_and_restores_it():
     """The switches that PyTorch 2.9 has, beside the older ones, of which reading can fail then."""
     done = subprocess.run(

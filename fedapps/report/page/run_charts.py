@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from math import ceil
 from statistics import fmean
 
 import numpy as np
@@ -27,11 +28,9 @@ from fedapps.report.units import byte_unit, human_bytes, time_unit
 from fedapps.tasks import Metric
 
 LETTERS = 58  # of names that fit on an axis, all together
-LEAST = (
-    6  # letters of a name; if each has less room, only every second, third, ... one stands there
-)
+LEAST = 6  # letters of a name; if there is less room, only some names stand there
 LETTERS_BESIDE = 7  # of the name of a class that fit beside an axis
-FEW = 25  # up to so many columns, each has its number below it if they have no names
+FEW, SOME = 25, 14  # up to FEW columns, each has its number below it; of more, about SOME have
 MOST_CELLS = 60_000  # cells of the chart of samples per client and class
 Known = tuple[Row, float | None, float]  # a row, its initial and its personalized value
 
@@ -223,11 +222,12 @@ def _fitting(called: Sequence[tuple[str, str]]) -> list[str]:
 
     If there is no room for all, there is "" in place of most of them.
     """
-    count, named = len(called), any(name for _, name in called)
-    every = (
-        -(-count // (LETTERS // (LEAST + 1))) if named else 1 if count <= FEW else -(-count // 14)
-    )
-    room = LETTERS // max(1, -(-count // max(1, every))) - 1 if named else LETTERS
+    count, room = len(called), LETTERS
+    if any(name for _, name in called):
+        every = ceil(count / (LETTERS // (LEAST + 1)))
+        room = LETTERS // ceil(count / every) - 1
+    else:
+        every = ceil(count / SOME) if count > FEW else 1
     texts = [words.shortened(name or number, room) for number, name in called]
     return [text if place % every == 0 else "" for place, text in enumerate(texts)]
 
