@@ -45,8 +45,7 @@ class FedSeq(BaseStrategy):
     The head is treated as in the base method.
     Our choices: frozen parts are neither trained nor sent, because they still have their initial
     values, which every client makes from the seed. t counts rounds from 0. F is 10 by default,
-    since the paper does not state it. Neither does it state the split; its level of accuracy fits
-    clients that draw from both sets together and test on a quarter of their samples.
+    since the paper does not state it.
     After the last round every client receives the body and fine-tunes `finetune-part` (all layers
     by default), whatever the base method. This is the phase `finetune`; fedapps/engine/rounds.py
     runs it. Its bytes count as evaluation (`bytes_eval`), as for FedBABU, to which FedSeq is

@@ -31,7 +31,7 @@ class PerFreezeClip(BaseStrategy):
       gamma is 0.4 by default. The paper gives the head a larger share and calls that common for
       heterogeneous data, but 0.8 was 4 points worse on validation samples.
 
-    The paper's ablations: for freezing only, set percentile 100 and max-norm 0; for clipping only,
+    Ablations: for freezing only, set percentile 100 and max-norm 0; for clipping only,
     use FedPer (joint training of phi and h) with `clip-percentile` and `max-norm`; for neither,
     use FedPer.
     A newcomer has the initial head, and fine-tunes; without fine-tuning it trains h for a round.

@@ -4,8 +4,8 @@
 
 RUN is the directory of a finished run of FedCMD. A client's vote compares these Gaussians: of its
 images (x), of the outputs of each layer, and of its labels (y). Each is given by the mean and the
-standard deviation of values that are scaled to [0, 1]. The model is that of the client's last
-evaluation, on its training samples.
+standard deviation of values, which are scaled to [0, 1] first unless `fedcmd.scaling="none"`. The
+model is that of the client's last evaluation, on its training samples.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -24,7 +24,7 @@ from experiments.run.store import Store
 from fedapps.core.errors import RunError
 from fedapps.drawing.pictures import GREY, INK, WIDEST, new_panels
 
-GRID = np.linspace(-0.5, 1.5, 801)
+AROUND = np.linspace(-3.5, 3.5, 401)  # in standard deviations
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,14 @@ def draw(found: Mapping[int, Sequence[Gaussian]]) -> Figure:
     """Draw a panel for each client, with a curve for each Gaussian."""
     figure, panels = new_panels(len(found), (min(WIDEST, 3 + 3.4 * len(found)), 3.8))
     for axes, (client, gaussians) in zip(panels, found.items(), strict=True):
-        axes.set(title=f"client {client}", xlabel="value, scaled to [0, 1]")
+        axes.set(title=f"client {client}", xlabel="value")
         shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(gaussians) - 2))
         for one, color in zip(gaussians, [GREY, *shades, INK], strict=True):
             style = "--" if one.name in "xy" else "-"
             look: dict[str, Any] = {"color": color, "linestyle": style, "label": one.name}
             if one.deviation > 0:
-                axes.plot(GRID, stats.norm.pdf(GRID, one.mean, one.deviation), **look)
+                values = one.mean + one.deviation * AROUND
+                axes.plot(values, stats.norm.pdf(values, one.mean, one.deviation), **look)
             else:  # all values are the same, as the labels can be
                 axes.axvline(one.mean, **look)
     panels[0].set_ylabel("density")

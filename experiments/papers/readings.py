@@ -13,8 +13,10 @@
                                 the others
     newcomers, few-shot 5       the same clients, personalized on five samples of each class
 
-FedCMD's published figures are measured in the last way. It needs an evaluation of all clients
-before each of the last ten rounds: of 200 rounds, `evaluate-rounds = "190-199"`.
+FedCMD's published figures are measured like `selected_before`: those of its main tables over the
+last 10 rounds, of its layer tables over 20, and those in its text on participation over 100, as the
+authors' logs show. It needs an evaluation before each of these rounds: for the last 10 of 200,
+`evaluate-rounds = "190-199"`.
 """
 
 import re

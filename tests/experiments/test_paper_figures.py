@@ -43,12 +43,15 @@ def test_gaussians_are_those_of_every_layer_of_the_clients_own_models(serial_run
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_labels_of_a_single_class_are_a_line_and_not_a_curve():
-    x, y = gaussians.Gaussian("x", 0.5, 0.25), gaussians.Gaussian("y", 0.3, 0.0)
+@pytest.mark.parametrize(("mean", "deviation"), [(0.5, 0.25), (40.0, 12.0)])
+def test_a_curve_is_whole_and_labels_of_a_single_class_are_a_line(mean, deviation):
+    """Values that are not scaled (`fedcmd.scaling="none"`) can be anywhere."""
+    x, y = gaussians.Gaussian("x", mean, deviation), gaussians.Gaussian("y", 0.3, 0.0)
     (axes,) = gaussians.draw({7: [x, y]}).axes
     curve, line = axes.get_lines()
-    densities = stats.norm(0.5, 0.25).pdf(curve.get_xdata())
-    np.testing.assert_allclose(curve.get_ydata(), densities)
+    values, densities = curve.get_data()
+    np.testing.assert_allclose(densities, stats.norm(mean, deviation).pdf(values))
+    assert np.trapezoid(densities, values) == pytest.approx(1, abs=0.001)
     assert [*line.get_xdata()] == [0.3, 0.3] and axes.get_title() == "client 7"
 
 
