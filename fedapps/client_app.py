@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
-from fedapps.core.changes import owner, owners_before
+from fedapps.core.changes import owners
 from fedapps.core.config import DEVICE, read
 from fedapps.core.errors import DIVERGED, RunError, told_to_server
 from fedapps.core.paths import expanded
@@ -192,9 +192,8 @@ def _store(space: Workspace, device: Device | None, info: RoundInfo, client: int
     """Return the store of a client: that of the device, or one in the run directory."""
     if device:
         return device.store(space, info)
-    run, settings = Path(info.run_dir), space.settings
-    folder, before = state_folder(run, client, settings.num_clients), owners_before(run, client)
-    return ClientStore(folder, info.needed, owner(settings, client), before)
+    folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
+    return ClientStore(folder, info.needed, owners(space.settings, client))
 
 
 def _results(

@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedapps.core import config
-from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
@@ -31,7 +30,7 @@ PERSONAL = (
 GROWING = frozenset({
     "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
 })  # fmt: skip
-# Keys that have come since the version that was the last one to count all keys in `owners_before`.
+# Keys that have come since the version that was the last one to count all keys in `owners`.
 LATER = frozenset({"text-length"})
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 # Keys that say what the data are like; the data's name tells most of it, so names have them last.
@@ -133,42 +132,25 @@ def _digest_of(values: Mapping[str, Scalar], without: Iterable[str]) -> str:
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8]
 
 
-def owner(settings: Settings, client: int) -> str:
+def owners(settings: Settings, client: int) -> tuple[str, ...]:
     """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients.
 
     Nor does it change with keys that come to be, as only what differs from the defaults counts.
+    The names after the first are those that versions can have given which counted all keys.
     """
-    return f"client {client} of run {_run(settings)}"
-
-
-def owners_before(folder: Path, client: int) -> tuple[str, ...]:
-    """Say the same of a run directory as versions could that counted all keys which they knew.
-
-    There is nothing to say if the folder has no config.toml.
-    """
-    return tuple(f"client {client} of run {run}" for run in _run_before(folder))
+    return tuple(f"client {client} of run {run}" for run in _runs(settings))
 
 
 @lru_cache(maxsize=8)
-def _run(settings: Settings) -> str:
-    flat = dict(settings.flat)
+def _runs(settings: Settings) -> tuple[str, ...]:
+    flat, grown = dict(settings.flat), GROWING | {"num-clients"}
     found = changed(flat) | {key: flat[key] for key in NAMED}
-    return _digest_of(found, GROWING | {"num-clients", "metric"})
-
-
-@lru_cache(maxsize=8)
-def _run_before(folder: Path) -> tuple[str, ...]:
-    try:
-        known = config.stored(folder)
-    except RunError:
-        return ()
-    later = LATER | config.defaults().keys() - known  # a resumed run's file has those of today
-    found = counting(config.defaults() | known)
-    own = (f"{known['strategy']}.{key}" for key in later)
-    without = GROWING | {"num-clients"} | later | {*own}
-    plain = {key: value for key, value in found.items() if key != "metric"}
-    with_metric = plain | {"metric": known.get("metric", "auto")}  # which counted with `patience`
-    return _digest_of(plain, without), _digest_of(with_metric, without)
+    before = counting(flat) | {"metric": flat["metric"]}  # which counted with `patience` alone
+    return (
+        _digest_of(found, grown | {"metric"}),
+        _digest_of(before, grown | LATER | {"metric"}),
+        _digest_of(before, grown | LATER),
+    )
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:

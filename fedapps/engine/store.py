@@ -52,13 +52,12 @@ class ClientStore:
 
     If the run is killed now, it may be resumed after round `needed` (`NONE`: it cannot be resumed).
     The version that it would then start from is kept. Each file says which client of which
-    run, the `owner`, wrote it in which round, so that no other file is taken for it.
+    run, its owner, wrote it in which round, so that no other file is taken for it.
     """
 
     folder: Path
     needed: int = NONE
-    owner: str = ""  # unknown
-    owners_before: tuple[str, ...] = ()  # what earlier versions can have called it
+    owners: tuple[str, ...] = ()  # its name, and those that earlier versions gave
     other_data: bool = False  # whether the client's data have changed during the run
 
     @property
@@ -158,9 +157,8 @@ class ClientStore:
 
         A state that was taken over is that of another run.
         """
-        if not self.owner or version == EARLIER_RUN:
-            return []
-        return [f"{owner}, round {version}" for owner in (self.owner, *self.owners_before)]
+        owners = () if version == EARLIER_RUN else self.owners
+        return [f"{owner}, round {version}" for owner in owners]
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
