@@ -63,6 +63,7 @@ class FailureCounts(msgspec.Struct):
     ) -> None:
         """Raise `RunError` if the run must end; its message gives the cause of the first failure.
 
+        Who declined is counted where nobody did anything else, and named if nobody failed.
         `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
         clients that have failed in the round so far, in training or evaluation.
         """
@@ -83,10 +84,12 @@ class FailureCounts(msgspec.Struct):
         limit = settings.max_failures
         if not failures or not (end or in_vain or 0 <= limit < failed):
             return
-        first = failures[0]
+        broken = [failure for failure in failures if not failure.declined]
+        first = (broken or failures)[0]
+        count = len(failures if all_failed else broken)
         rule = "all failed" if all_failed else f"max-failures = {limit}"
         raise RunError(
-            f"round {round_}: {len(failures)} of {asked} clients failed ({rule}); "
+            f"round {round_}: {count} of {asked} clients failed ({rule}); "
             f"client {first.client}: {first.cause}"
         )
 

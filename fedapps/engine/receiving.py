@@ -98,7 +98,7 @@ class Receiving:
         for failure in failures:
             client, cause = failure.client, failure.cause
             called = self.report.columns.called(client)
-            if cause.startswith(DECLINED):
+            if failure.declined:
                 log.info("round %s: client %s %s", round_, called, cause)
                 self.report.event(round_, client, DECLINED, cause.removeprefix(f"{DECLINED}: "))
                 continue

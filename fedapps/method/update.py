@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fedapps.core.errors import DECLINED
 from fedapps.models.layers import Arrays
 
 SERVER = -1  # the client of an update that the server has made itself
@@ -72,6 +73,11 @@ class Failure:
     client: int
     cause: str
     worker_died: bool = False
+
+    @property
+    def declined(self) -> bool:
+        """Whether it is a device that did not want to work now: it has not failed."""
+        return self.cause.startswith(DECLINED)
 
 
 Item = TypeVar("Item")

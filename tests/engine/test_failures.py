@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedapps.core import config, registry
-from fedapps.core.errors import RunError
+from fedapps.core.errors import DECLINED, RunError
 from fedapps.engine import failed_clients
 from fedapps.engine.failures import FailureCounts
 from fedapps.method.update import Failure
@@ -81,6 +81,20 @@ def test_a_simulation_ends_at_once():
 def test_a_client_that_fails_twice_is_one():
     judge = policy()
     judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, 1, False)
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    ((7, 8), "2 of 10 clients failed (max-failures = 1); client 7: no luck"),
+    (range(3, 10), "10 of 10 clients failed (all failed); client 3: no luck"),
+    ((), "3 of 3 clients failed (all failed); client 0: declined: its ready command says no"),
+])  # fmt: skip
+def test_the_end_of_a_run_names_who_failed_before_who_declined(error, told):
+    failures = [Failure(c, f"{DECLINED}: its ready command says no") for c in (0, 1, 2)]
+    failures += [Failure(c, "no luck") for c in error]
+    judge, asked = policy(max_failures=1), 10 if error else 3
+    with pytest.raises(RunError) as ended:
+        judge.apply(3, "train", failures, asked, len(error), devices=False)
+    assert str(ended.value) == f"round 3: {told}"
 
 
 def diverged(*clients):
