@@ -54,10 +54,11 @@ class Fleet:
 def portions(
     allotted: Sequence[tuple[int, list[Request]]], layout: Layout, together: int
 ) -> list[tuple[int, list[Request]]]:
-    """Divide what a SuperNode has to do into messages, in order, whose replies need less memory.
+    """Divide what SuperNodes have to do into messages whose replies need less memory.
 
     A reply holds all updates of a message, so their arrays have at most `PORTION` bytes, unless one
-    client's, or those of the clients that train `together` (0: each alone), have more.
+    client's, or those of the clients that train `together` (0: each alone), have more. Messages are
+    in the order of their first clients, because an update waits for those of all clients before it.
     """
     found = list[tuple[int, list[Request]]]()
     for node, part in allotted:
@@ -65,7 +66,7 @@ def portions(
         step = max(1, together)
         size = max(step, PORTION // largest // step * step) if largest else len(part)
         found += [(node, part[start : start + size]) for start in range(0, len(part), size)]
-    return found
+    return sorted(found, key=lambda message: message[1][0].client)
 
 
 def load(plan: Plan, trained: int, scored: int, batch_size: int) -> float:

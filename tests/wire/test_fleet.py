@@ -100,7 +100,7 @@ def test_updates_of_one_message_have_so_many_bytes(limit, together, sizes, monke
     """An update has two numbers of four bytes each. Those that train together stay together."""
     monkeypatch.setattr(fleet_module, "PORTION", limit)
     requests = make_requests([1, 3, 4, 6, 9])
-    found = portions([(7, requests), (8, requests[:1])], LAYOUT, together)
+    found = portions([(7, requests), (8, make_requests([10]))], LAYOUT, together)
     assert [len(part) for _, part in found] == [*sizes, 1]
     assert [node for node, _ in found] == [7] * len(sizes) + [8]
     assert [request for _, part in found[:-1] for request in part] == requests
@@ -297,6 +297,30 @@ def test_updates_leave_in_client_order_whatever_the_order_of_replies(wave):
         known = {client for node in answering[:position] for client in parts[node]}
         ready = list(itertools.takewhile(known.__contains__, sorted(everybody)))
         assert count == len([client for client in ready if client not in failing])
+
+
+@pytest.mark.parametrize("limit", [1, 16])
+def test_few_updates_wait_where_messages_are_answered_in_order(limit, monkeypatch):
+    """As many as are at work at once: 40 clients in messages of one or two, at 4 SuperNodes."""
+    monkeypatch.setattr(fleet_module, "PORTION", limit)
+    fleet = Fleet([1, 2, 3, 4], workers=4)
+    allotted = fleet.allot(make_requests(range(40)), [1.0] * 40, fleet.nodes)
+    found = portions(allotted, LAYOUT, 0)
+    exchange = Exchange(found)
+    messages = exchange.messages(INFO, "train", "1")
+    FakeGrid().push_messages(messages)
+    answered, yielded, waiting = [], [], []
+
+    def replies():
+        for message, (_, part) in zip(messages, found, strict=True):
+            waiting.append(len(answered) - len(yielded))
+            answered.extend(part)
+            yield reply_to(message, [make_update(request.client) for request in part], [])
+
+    for update in exchange.updates(replies(), LAYOUT, no_figures):
+        yielded.append(update.client)
+    assert yielded == [*range(40)]
+    assert max(waiting) < sum(len(part) for _, part in found[:4])
 
 
 def test_late_and_repeated_replies_are_ignored():
