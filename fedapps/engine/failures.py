@@ -87,9 +87,10 @@ class FailureCounts(msgspec.Struct):
         broken = [failure for failure in failures if not failure.declined]
         first = (broken or failures)[0]
         count = len(failures if all_failed else broken)
-        rule = "all failed" if all_failed else f"max-failures = {limit}"
+        what = "failed" if broken else "declined"
+        rule = f"all {what}" if all_failed else f"max-failures = {limit}"
         raise RunError(
-            f"round {round_}: {count} of {asked} clients failed ({rule}); "
+            f"round {round_}: {count} of {asked} clients {what} ({rule}); "
             f"client {first.client}: {first.cause}"
         )
 

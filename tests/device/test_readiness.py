@@ -44,7 +44,7 @@ def test_a_run_in_which_all_decline_ends(nodes, device_run):
     for node in nodes:
         node["ready"] = "false"
     with pytest.raises(
-        RunError, match=r"clients failed \(all failed\); client 0: declined: its re"
+        RunError, match=r"clients declined \(all declined\); client 0: declined: its re"
     ):
         device_run("num-rounds=9")
 

@@ -86,7 +86,7 @@ def test_a_client_that_fails_twice_is_one():
 @pytest.mark.parametrize(("error", "told"), [
     ((7, 8), "2 of 10 clients failed (max-failures = 1); client 7: no luck"),
     (range(3, 10), "10 of 10 clients failed (all failed); client 3: no luck"),
-    ((), "3 of 3 clients failed (all failed); client 0: declined: its ready command says no"),
+    ((), "3 of 3 clients declined (all declined); client 0: declined: its ready command says no"),
 ])  # fmt: skip
 def test_the_end_of_a_run_names_who_failed_before_who_declined(error, told):
     failures = [Failure(c, f"{DECLINED}: its ready command says no") for c in (0, 1, 2)]
