@@ -23,6 +23,8 @@ MOST_LETTERS = 60  # of a value in a message
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")  # a number with a decimal comma
 _THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(,\d{3})+\s*")
 _CLIENTS = "if it tells the clients, name it in client-column"
+_VALUES = "name its values in columns (a .toml holds many)"
+_LATER = "to allow others later, train with missing=mean, or name them in columns"
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|-?\d+ days")
 _SENTENCES = "sentences? to learn from these, set text-length, and columns to this column alone"
 _DATES = "dates? turn them into numbers, such as days, or leave them out"
@@ -167,7 +169,7 @@ def _many(texts: Sequence[str]) -> str:
         return _DATES
     if _COMMA.fullmatch(texts[0]):
         return _cure(texts[0])
-    return _SENTENCES if _are_sentences(texts) else _CLIENTS
+    return _SENTENCES if _are_sentences(texts) else f"{_CLIENTS}; if it is a category, {_VALUES}"
 
 
 def _are_sentences(texts: Sequence[str]) -> bool:
@@ -241,7 +243,7 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
     if wrong.any():
         row = int(wrong.argmax())
         text = shortened(str(values.iloc[row]), MOST_LETTERS)
-        cure = "; or leave the cell empty" * gaps
+        cure = "; or leave the cell empty" if gaps else f"; {_LATER}" * bool(column.texts)
         raise RunError(
             f'{rows.where(row)}: column {column.name} holds "{text}"; must be {allowed}{cure}'
         )

@@ -645,7 +645,8 @@ def test_the_rule_without_columns_that_are_no_inputs_can_be_pasted(frame, tmp_pa
     table["nr"] = table.age.astype(object).where(table.index != 4, "n.d.")
     whys = [
         "column day holds 120 different texts; dates? turn them into numbers, such as days,",
-        "column name holds 120 different texts; if it tells the clients, name it in client-column;",
+        "column name holds 120 different texts; if it tells the clients, name it in client-column; if it"
+        " is a category, name its values in columns (a .toml holds many);",
         't.csv: line 6: column nr holds "n.d.", not a number; if it stands for a missing value, ',
     ]  # fmt: skip
     for odd in (["name"], ["day", "name"], ["day", "name", "nr"]):
@@ -678,13 +679,14 @@ def test_no_rule_is_proposed_if_no_column_is_left(tmp_path):
     note, *_ = load(str(tmp_path / "t.csv"), "").told
     assert note == "column age has another whole number in each row, as an id has"
     (tmp_path / "t.csv").write_text("name,ill\n" + "".join(f"p{row},0\n" for row in range(101)))
-    with pytest.raises(RunError, match=r"holds 101 different texts; .* in client-column$"):
+    with pytest.raises(RunError, match=r"holds 101 different texts; .* values in columns \(a"):
         load(str(tmp_path / "t.csv"), "")
 
 
 def test_an_unknown_category_may_be_left_empty_where_gaps_are_filled(tmp_path):
     (tmp_path / "t.csv").write_text("sex\nf\nd\n")
-    for gaps, end in ((True, "; or leave the cell empty"), (False, "")):
+    later = "; to allow others later, train with missing=mean, or name them in columns"
+    for gaps, end in ((True, "; or leave the cell empty"), (False, later)):
         with pytest.raises(RunError) as error:
             unlabelled(tmp_path / "t.csv", Spec((2,)), "sex=f|m", gaps)
         assert str(error.value).endswith(f't.csv: line 3: column sex holds "d"; must be f|m{end}')
