@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.data import Form, of_device
 from fedapps.data.partition import own_share, shares
+from fedapps.data.spec import Spec, label_spec
 from fedapps.training.workspace import Workspace
 
 LABELS = st.lists(st.integers(0, 3), min_size=4, max_size=60).map(np.array)
@@ -94,18 +96,24 @@ def test_each_client_is_split_by_itself_whoever_shares_out():
         assert np.array_equal(np.sort(together), np.arange(200))
 
 
-@pytest.mark.parametrize("step", [0, 7, 3, 1])
-def test_no_row_is_in_two_parts_whatever_windows_overlap(tmp_path, flat_config, step):
-    """Each row of a recording has a number of its own; windows of drawn samples share them."""
+@pytest.fixture
+def recordings(tmp_path):
+    """Two recordings of 120 rows of each of three people; each row has a number of its own."""
     for person in range(3):
         for label in ("rest", "walk"):
             folder = tmp_path / "data" / f"person{person}" / label
             folder.mkdir(parents=True)
             begin = 1000 * person + 500 * (label == "walk")
             np.save(folder / "1.npy", np.arange(begin, begin + 120.0)[:, None])
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("step", [0, 7, 3, 1])
+def test_no_row_is_in_two_parts_whatever_windows_overlap(recordings, flat_config, step):
+    """Windows of drawn samples share rows."""
 
     def rows(split):
-        words = f'dataset="{tmp_path / "data"}" window=10 window-step={step} split="{split}"'
+        words = f'dataset="{recordings}" window=10 window-step={step} split="{split}"'
         more = 'partitioner="natural" num-clients=0 validation-fraction=0.3 model="gru"'
         space = Workspace(config.read(flat_config(words, more)))
         told = any("windows overlap" in line for line in space.dataset.told)
@@ -121,6 +129,29 @@ def test_no_row_is_in_two_parts_whatever_windows_overlap(tmp_path, flat_config, 
         assert max(row for row in train if row % 1000 < 500) < min(test)
     if step:
         assert any(train & test for train, _, test in rows("merged"))
+
+
+@pytest.mark.parametrize("partitioner", ["iid", "dirichlet", "natural"])
+def test_a_run_says_if_rows_of_a_test_train_other_clients(recordings, flat_config, partitioner):
+    words = f'dataset="{recordings}" window=10 window-step=1 split="last" num-clients=3'
+    more = f'partitioner="{partitioner}" model="gru"'
+    space = Workspace(config.read(flat_config(words, more)))
+    everybody = map(space.population.share, range(3))
+    parts = [[space.dataset.rows.read(p) for p in (s.train, s.test)] for s in everybody]
+    leaks = [np.isin(test, train).any() for _, test in parts for train, _ in parts]
+    told = any("partitioner=natural, which draws none" in line for line in space.dataset.told)
+    assert told == any(leaks) == (partitioner != "natural")
+
+
+def test_a_device_has_no_rows_of_others(recordings, flat_config):
+    keys = 'columns="0" window=10 window-step=1 input-shape="10,1" num-classes=2'
+    for split, drawn in (("last", False), ("merged", True)):
+        run = config.read(
+            flat_config(f'dataset="device" split="{split}"', keys, 'class-names="rest,walk"')
+        )
+        own = recordings / "person0"
+        told = of_device(own, Spec((10, 1)), label_spec(2), Form.of(run, run.names)).told
+        assert any("set split=last, which draws none" in line for line in told) == drawn
 
 
 def test_too_few_samples_end_a_run_before_it_begins():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.core.config import LAST
+from fedapps.core.config import DEVICE, LAST, NATURAL
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.core.words import alike, composed, some
@@ -33,7 +33,8 @@ class Form:
     With `numbers`, whole numbers among its targets are no labels; with `labels`, whole floats are,
     too. If all samples are those of `one_client`, `client_column` need not be there, and only says
     where windows end. With `text_length`, the input is a column of texts, which `next_token` goes
-    on with: there is no other target. `drawn` says that samples for a test are drawn.
+    on with: there is no other target. `drawn` says that samples are drawn, for
+    clients or for a test.
     """
 
     target_column: str = ""
@@ -55,11 +56,12 @@ class Form:
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
         """Return what the settings say."""
         s = settings
+        drawn = s.split != LAST or (s.partitioner != NATURAL and s.dataset != DEVICE)
         return cls(
             composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
             s.window_step, tuple(names), numbers=s.task == "regression",
             labels=s.task == "classification", text_length=s.text_length,
-            next_token=s.task == "tokens", drawn=s.split != LAST,
+            next_token=s.task == "tokens", drawn=drawn,
         )  # fmt: skip
 
     @property

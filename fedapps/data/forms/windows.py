@@ -72,10 +72,11 @@ def cut(
     if short := sum(last - first < size for first, last in spans):
         told[0] += f"; {short} of {len(spans)} stretches of {alike} are shorter, left out"
     if step < size and form.drawn:
+        undrawn = "split=last" + " with partitioner=natural" * (not form.one_client)
         told += [
-            "windows overlap, so samples that are drawn for a test (split=merged, or without a test"
-            " part) or for a validation part share rows with training samples; to score honestly,"
-            " set split=last, which draws none, or no window-step"
+            "windows overlap, so samples that are drawn for a client, for a test (split=merged, or"
+            " without a test part) or for a validation part share rows with training samples; to"
+            f" score honestly, set {undrawn}, which draws none, or no window-step"
         ]
     return samples, told
 
