@@ -47,13 +47,14 @@ class StateRun(msgspec.Struct, frozen=True):
     """File `run.json`: the run that a state belongs to, and the device's client id in that run.
 
     `run` is the run's random id, because another run can have a directory of the same name. `data`
-    is the fingerprint of the device's data; it never leaves the device.
+    is the fingerprint of the device's data; it never leaves the device. `last` is split=last.
     """
 
     run: str
     client: int
     attempt: int = 0  # how often the run had been resumed
     data: str = ""
+    last: bool = False  # also where versions before split=last wrote the file
 
     @property
     def name(self) -> str:
@@ -119,7 +120,7 @@ class Device(NodeConfig):
         claim(self.state_dir)
         private(folder)
         run = info.run_id or info.run_dir
-        now = StateRun(run, self.client, info.attempt, space.dataset.digest)
+        now = StateRun(run, self.client, info.attempt, space.dataset.digest, settings.split == LAST)
         store = DeviceStore(folder, info.needed, owners(settings, self.client), run=now)
         before = store.state_run()
         if before == now:
@@ -142,13 +143,13 @@ class Device(NodeConfig):
                 log.warning("client %s: its data have changed since the run began", self.client)
                 store = replace(store, other_data=True)
         else:
-            drawn = space.dataset.num_train == len(space.dataset.target_values)
-            drawn &= settings.split != LAST  # what was trained on stays in front of new samples
-            if drawn and before and before.data not in ("", now.data):
+            whole = space.dataset.num_train == len(space.dataset.target_values)
+            drawn = not now.last and before and before.data not in ("", now.data)
+            if whole and before and (drawn or before.last != now.last):
                 log.warning(
-                    "client %s: its data have changed since its last run, and samples that it is"
-                    " scored on now may have been trained on then; give it a test part of its own,"
-                    " or append new samples and set split=last",
+                    "client %s: its data, or the split, have changed since its last run, and"
+                    " samples that it is scored on now may have been trained on then; give it a"
+                    " test part of its own, or set split=last in all runs and append new samples",
                     self.client,
                 )
             self._begin(replace(store, owners=()), settings.client_state)
@@ -217,12 +218,11 @@ class DeviceStore(ClientStore):
     def _check_run(self) -> None:
         """Raise `RunError` if another run, or a resumption of this run, owns the folder now."""
         found = self.state_run()
-        if found is None or found == self.run:
-            return
-        raise RunError(
-            f"{self.folder}: {found.name} uses it now, so nothing more of {self.run.name} is "
-            "written; let one run at a time use the same method and model on a device"
-        )
+        if found and found != self.run:
+            raise RunError(
+                f"{self.folder}: {found.name} uses it now, so nothing more of {self.run.name} is "
+                "written; let one run at a time use the same method and model on a device"
+            )
 
 
 def not_finite(module: nn.Module) -> str:

@@ -246,12 +246,16 @@ def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one
         node["data"] = str(path)
     path.write_text("\n".join([head, *rows, ",,,,1"]), "utf-8")
     device_run(keys)
-    told = capsys.readouterr().out
-    assert "note: 1 of 41 rows" in told and "its data have changed" not in told
+    first, told = capsys.readouterr().out, []
+    assert "note: 1 of 41 rows" in first and "have changed" not in first
     path.write_text("\n".join([head, *rows, *rows[:5]]), "utf-8")
     device_run(keys)
-    assert "warning: client 0: its data have changed since its last run" in capsys.readouterr().out
-    path.write_text("\n".join([head, *rows, *rows[:9]]), "utf-8")
-    device_run(f'{keys} split="last"')  # no draw: what is new comes last
-    told = capsys.readouterr().out
-    assert "its data have changed" not in told and "split" not in told
+    line = "warning: client 0: its data, or the split, have changed since its last run"
+    assert line in capsys.readouterr().out
+    for last, new in ((True, 9), (True, 13), (False, 13), (False, 13)):
+        path.write_text("\n".join([head, *rows, *rows[:new]]), "utf-8")
+        device_run(keys, f'split="{"last" if last else "merged"}"')
+        told.append(capsys.readouterr().out)
+    # the first one tests on what a draw has trained on; then what is new comes last
+    assert [line in text for text in told] == [True, False, True, False]
+    assert "split" not in told[1]
