@@ -7,11 +7,12 @@ or with `split="last"` by their order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from fedapps.core.config import LAST
+from fedapps.core.config import DEVICE, LAST
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
@@ -144,10 +145,8 @@ def _split(part: np.ndarray, labels: np.ndarray, client: int, settings: Settings
     """Split a client's samples into training and test samples, both not empty."""
     train, test = _divided(part, labels, settings.test_fraction, "split", client, settings)
     if not len(test):
-        raise RunError(
-            f'split = "{LAST}": client {client} has {number(len(part), "sample")}, too few for'
-            " training and test samples that share no rows; take more data, or a larger window-step"
-        )
+        has, key = number(len(part), "sample"), f'split = "{LAST}"'
+        raise _too_few(key, client, has, settings.test_fraction, settings)
     return Share(train, test)
 
 
@@ -205,10 +204,23 @@ def _overlapping(settings: Settings) -> int:
 
 
 def _nothing_to_hold(client: int, size: int, settings: Settings) -> RunError:
-    return RunError(
-        f"validation-fraction = {settings.validation_fraction:g}: client {client} has"
-        f" {number(size, 'training sample')}, it needs 2; raise min-samples"
-    )
+    has, fraction = number(size, "training sample"), settings.validation_fraction
+    return _too_few(f"validation-fraction = {fraction:g}", client, has, fraction, settings)
+
+
+def _too_few(key: str, client: int, has: str, fraction: float, settings: Settings) -> RunError:
+    """Say how many samples a client needs to give a fraction away, and what would help."""
+    between = _overlapping(settings) if settings.split == LAST else 0
+    needs = next(n for n in count(between + 2) if n - held(n, fraction) > between)
+    why = ", as windows that share rows with later ones are left out" if between else ""
+    if settings.dataset == DEVICE:
+        cure = "take more data"
+    elif "min-samples" in PARTITIONERS[settings.partitioner].keys:
+        cure = "raise min-samples"
+    else:
+        cure = "take fewer clients"
+    cure += ", or raise window-step" if between else ""
+    return RunError(f"{key}: client {client} has {has}, it needs {needs}{why}; {cure}")
 
 
 def _follow(train: Parts, labels: np.ndarray, num_train: int, settings: Settings) -> Parts:

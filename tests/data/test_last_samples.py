@@ -1,6 +1,7 @@
 """split=last: a client is tested on its last samples of each class, and nothing is drawn."""
 
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -154,12 +155,42 @@ def test_a_device_has_no_rows_of_others(recordings, flat_config):
         assert any("set split=last, which draws none" in line for line in told) == drawn
 
 
-def test_too_few_samples_end_a_run_before_it_begins():
-    labels = np.repeat([0, 1], [12, 6])
-    text = r'split = "last": client 1 has 6 samples, too few for training and test samples that'
-    with pytest.raises(RunError, match=text):
-        shares(labels, 18, made(window=9, window_step=1, num_clients=2), labels)
-    with pytest.raises(
-        RunError, match=r"validation-fraction = 0.5: client 0 has 1 training sample"
-    ):
-        shares(labels[:4], 4, made(validation_fraction=0.5, num_clients=2), np.arange(4) // 2)
+WINDOWS = ", as windows that share rows with later ones are left out; "
+FEW = 'split = "last": client 0 has 12 samples, it needs 13'
+
+
+@pytest.mark.parametrize(("size", "changes", "says"), [
+    (24, {"validation_fraction": 0.2}, "validation-fraction = 0.2: client 0 has 9 training samples,"
+        f" it needs 12{WINDOWS}raise min-samples, or raise window-step"),
+    (12, {}, f"{FEW}{WINDOWS}raise min-samples, or raise window-step"),
+    (12, {"partitioner": "iid"}, f"{FEW}{WINDOWS}take fewer clients, or raise window-step"),
+    (12, {"dataset": "device"}, f"{FEW}{WINDOWS}take more data, or raise window-step"),
+    (2, {"validation_fraction": 0.5, "window_step": 0}, "validation-fraction = 0.5: client 0 has 1"
+        " training sample, it needs 2; raise min-samples"),
+])  # fmt: skip
+def test_too_few_samples_end_a_run_before_it_begins(size, changes, says):
+    alone = made(window=100, window_step=10, num_clients=1, partitioner="natural")
+    chosen = msgspec.structs.replace(alone, **changes)
+    labels = np.zeros(size, np.int64)
+    with pytest.raises(RunError) as caught:
+        shares(labels, size, chosen, labels)
+    assert str(caught.value) == says
+    with pytest.raises(RunError) as caught:
+        own_share(labels, size, 0, chosen)
+    assert str(caught.value) == says
+
+
+@given(FRACTIONS, GAPS.filter(lambda windows: windows[2]), st.booleans())
+@budget(max_examples=100, deadline=None)
+def test_as_many_samples_as_it_says_are_enough(fraction, windows, validation):
+    """For the test, or for validation beside a test part of one sample."""
+
+    def said(size):
+        chosen = keys(fraction, *windows[:2], validation=fraction * validation)
+        try:
+            own_share(np.zeros(size + validation, np.int64), size, 0, chosen)
+        except RunError as error:
+            return str(error)
+
+    needs = int(re.search(r"it needs (\d+), as", said(2))[1])
+    assert said(needs - 1) and not said(needs)

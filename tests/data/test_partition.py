@@ -38,7 +38,7 @@ def make(**changed):
         "split": "merged", "test_fraction": 0.25, "validation_fraction": 0.0, "partitioner": "iid",
         "alpha": 1.0, "dirichlet_balance": True, "shards_per_client": 2, "sizes": "",
         "classes_per_client": "", "num_clients": 4, "min_samples": 2, "seed": 0,
-        "unseen_clients": "", "few_shot": 0,
+        "unseen_clients": "", "few_shot": 0, "dataset": "own",
     }  # fmt: skip
     assert not changed.keys() - values.keys()
     return SimpleNamespace(**values | changed)
@@ -227,7 +227,7 @@ def test_validation_is_held_out_of_the_training_samples_alone(split, fraction, s
 
 def test_nothing_to_hold_out():
     chosen = make(num_clients=3, test_fraction=0.5, validation_fraction=0.2)
-    with pytest.raises(RunError, match="client 0 has 1 training sample, it needs 2; raise min-s"):
+    with pytest.raises(RunError, match="client 0 has 1 training sample, it needs 2; take fewer"):
         shares(np.zeros(6, np.int64), 6, chosen)
 
 
