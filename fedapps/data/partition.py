@@ -42,12 +42,8 @@ class Shares(Sequence[Share]):
     ) -> None:
         self.settings, self.labels = settings, labels
         self.samples, self.tests = samples, tests
-        if settings.split == LAST:
-            for client in range(len(samples)):
-                self[client]  # how many samples are enough, their classes decide
-        elif settings.validation_fraction:
-            sizes = samples.sizes
-            self._check_training(sizes if tests else sizes - held(sizes, settings.test_fraction))
+        for client in np.flatnonzero(self._too_few()).tolist():
+            self[client]  # says why
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -60,11 +56,16 @@ class Shares(Sequence[Share]):
             share = _split(own, self.labels, client, self.settings)
         return _hold_out(share, self.labels, client, self.settings)
 
-    def _check_training(self, sizes: np.ndarray) -> None:
-        """Refuse clients with so few training samples that none could be held out."""
-        few = np.flatnonzero(sizes < 2)
-        if len(few):
-            raise _nothing_to_hold(int(few[0]), int(sizes[few[0]]), self.settings)
+    def _too_few(self) -> np.ndarray:
+        """Tell without a split which clients can have too few samples for one: bool [clients]."""
+        s, sizes = self.settings, self.samples.sizes
+        few = np.zeros(len(sizes), bool)
+        if not self.tests:
+            few |= _counted(sizes, s.test_fraction, s)[1] == 0
+        if s.validation_fraction:
+            sizes = sizes if self.tests else _left(self.samples, self.labels, s)
+            few |= _counted(sizes, s.validation_fraction, s)[1] == 0
+        return few
 
 
 def shares(
@@ -102,8 +103,6 @@ def own_share(labels: np.ndarray, num_train: int, client: int, settings: Setting
     size = len(labels)
     if num_train < size:
         share = Share(np.arange(num_train), np.arange(num_train, size))
-    elif size < 2:
-        raise RunError(f"client {client} has {number(size, 'sample')}; it needs at least 2")
     else:
         share = _split(np.arange(size), labels, client, settings)
     return _hold_out(share, labels, client, settings)
@@ -145,7 +144,7 @@ def _split(part: np.ndarray, labels: np.ndarray, client: int, settings: Settings
     """Split a client's samples into training and test samples, both not empty."""
     train, test = _divided(part, labels, settings.test_fraction, "split", client, settings)
     if not len(test):
-        has, key = number(len(part), "sample"), f'split = "{LAST}"'
+        key, has = f'split = "{settings.split}"', number(len(part), "sample")
         raise _too_few(key, client, has, settings.test_fraction, settings)
     return Share(train, test)
 
@@ -154,12 +153,11 @@ def _hold_out(share: Share, labels: np.ndarray, client: int, settings: Settings)
     """Move `validation-fraction` of the training samples to validation, none if it is 0."""
     if not settings.validation_fraction:
         return share
-    if len(share.train) < 2:
-        raise _nothing_to_hold(client, len(share.train), settings)
     fraction = settings.validation_fraction
     train, held_out = _divided(share.train, labels, fraction, "validation", client, settings)
     if not len(held_out):
-        raise _nothing_to_hold(client, len(share.train), settings)
+        has = number(len(share.train), "training sample")
+        raise _too_few(f"validation-fraction = {fraction:g}", client, has, fraction, settings)
     return Share(train, share.test, held_out)
 
 
@@ -176,41 +174,51 @@ def _divided(
         shuffled = partition_generator(settings.seed, step, client).permutation(samples)
         size = int(held(len(samples), fraction))
         return np.sort(shuffled[size:]), np.sort(shuffled[:size])
-    between = _overlapping(settings)
-    classes = labels[samples]
-    parts = [_ends(samples[classes == one], fraction, between) for one in np.unique(classes)]
-    if not any(len(end) for _, end in parts):  # as with one sample of each class
-        parts = [_ends(samples, fraction, between)]
-    stay, taken = zip(*parts, strict=True)
-    return np.sort(np.concatenate(stay)), np.sort(np.concatenate(taken))
+    _, of, sizes = np.unique(labels[samples], return_inverse=True, return_counts=True)
+    stay, taken = _counted(sizes, fraction, settings)
+    if not taken.any():  # as with one sample of each class
+        of, sizes = np.zeros_like(of), np.array([len(samples)])
+        stay, taken = _counted(sizes, fraction, settings)
+    place = np.empty_like(of)  # of each sample, among those of its class
+    place[np.argsort(of, kind="stable")] = np.concatenate([*map(np.arange, sizes)])
+    return samples[place < stay[of]], samples[place >= (sizes - taken)[of]]
 
 
-def _ends(samples: np.ndarray, fraction: float, between: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut samples in order: what comes first, and the last ones; none of these if too few are left.
+def _counted(sizes: np.ndarray, fraction: float, settings: Settings) -> tuple[np.ndarray, ...]:
+    """Return how many of so many samples stay, and how many are taken: all and none of too few.
 
-    The `between` samples before the last ones are left out, because they share rows with these.
+    With split=last, those before the taken ones that share rows with them are in neither part.
     """
-    size = int(held(len(samples), fraction)) if len(samples) > 1 else 0
-    start = len(samples) - size
-    if start - between < 1:
-        return samples, samples[:0]
-    return samples[: start - between], samples[start:]
+    taken = held(sizes, fraction)
+    stay = sizes - taken - _overlapping(settings)
+    enough = (taken > 0) & (stay > 0)
+    return np.where(enough, stay, sizes), np.where(enough, taken, 0)
+
+
+def _left(parts: Parts, labels: np.ndarray, settings: Settings) -> np.ndarray:
+    """Return how many samples each client has left after the split for its test: [clients]."""
+    sizes, fraction, clients = parts.sizes, settings.test_fraction, len(parts)
+    whole, _ = _counted(sizes, fraction, settings)
+    if settings.split != LAST:
+        return whole
+    classes = int(labels.max()) + 1
+    of_class = np.repeat(np.arange(clients) * classes, sizes) + labels[parts.order]
+    kinds, counts = np.unique(of_class, return_counts=True)
+    both = _counted(counts, fraction, settings)
+    stay, taken = (np.bincount(kinds // classes, n, minlength=clients) for n in both)
+    return np.where(taken > 0, stay, whole).astype(np.int64)
 
 
 def _overlapping(settings: Settings) -> int:
-    """Return how many windows before a window share rows with it."""
-    step = settings.window_step or settings.window
-    return (settings.window - 1) // step if step else 0
-
-
-def _nothing_to_hold(client: int, size: int, settings: Settings) -> RunError:
-    has, fraction = number(size, "training sample"), settings.validation_fraction
-    return _too_few(f"validation-fraction = {fraction:g}", client, has, fraction, settings)
+    """Return how many windows before those of a later part are left out, as they share rows."""
+    if settings.split != LAST or not settings.window:
+        return 0
+    return (settings.window - 1) // (settings.window_step or settings.window)
 
 
 def _too_few(key: str, client: int, has: str, fraction: float, settings: Settings) -> RunError:
     """Say how many samples a client needs to give a fraction away, and what would help."""
-    between = _overlapping(settings) if settings.split == LAST else 0
+    between = _overlapping(settings)
     needs = next(n for n in count(between + 2) if n - held(n, fraction) > between)
     why = ", as windows that share rows with later ones are left out" if between else ""
     if settings.dataset == DEVICE:

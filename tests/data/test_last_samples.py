@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.data import Form, of_device
+from fedapps.data import Form, of_device, partition
 from fedapps.data.partition import own_share, shares
 from fedapps.data.spec import Spec, label_spec
 from fedapps.training.workspace import Workspace
@@ -180,17 +180,41 @@ def test_too_few_samples_end_a_run_before_it_begins(size, changes, says):
     assert str(caught.value) == says
 
 
+def refusal(find, *values):
+    """The line with which a call is refused, or none."""
+    try:
+        find(*values)
+    except RunError as error:
+        return str(error)
+    return ""
+
+
 @given(FRACTIONS, GAPS.filter(lambda windows: windows[2]), st.booleans())
 @budget(max_examples=100, deadline=None)
 def test_as_many_samples_as_it_says_are_enough(fraction, windows, validation):
     """For the test, or for validation beside a test part of one sample."""
+    chosen = keys(fraction, *windows[:2], validation=fraction * validation)
 
     def said(size):
-        chosen = keys(fraction, *windows[:2], validation=fraction * validation)
-        try:
-            own_share(np.zeros(size + validation, np.int64), size, 0, chosen)
-        except RunError as error:
-            return str(error)
+        return refusal(own_share, np.zeros(size + validation, np.int64), size, 0, chosen)
 
     needs = int(re.search(r"it needs (\d+), as", said(2))[1])
     assert said(needs - 1) and not said(needs)
+
+
+@given(LABELS, st.integers(1, 4), FRACTIONS, FRACTIONS, GAPS)
+@budget(max_examples=150, deadline=None)
+def test_clients_are_refused_at_the_start_but_split_on_demand(
+    labels, clients, fraction, validation, windows
+):
+    """The start says what splits say, one client after the other, but does none if all can be."""
+    chosen = keys(fraction, *windows[:2], validation=validation)
+    chosen = msgspec.structs.replace(chosen, num_clients=clients)
+    owners = np.arange(len(labels)) % clients
+    parts = [labels[owners == client] for client in range(clients)]
+    said = [refusal(own_share, own, len(own), k, chosen) for k, own in enumerate(parts)]
+    first = next(filter(None, said), "")
+    with pytest.MonkeyPatch.context() as patch:
+        if not first:
+            patch.delattr(partition, "_divided")
+        assert refusal(shares, labels, len(labels), chosen, owners) == first
