@@ -645,8 +645,8 @@ def test_the_rule_without_columns_that_are_no_inputs_can_be_pasted(frame, tmp_pa
     table["nr"] = table.age.astype(object).where(table.index != 4, "n.d.")
     whys = [
         "column day holds 120 different texts; dates? turn them into numbers, such as days,",
-        "column name holds 120 different texts; if it tells the clients, name it in client-column; if"
-        " it is a category, name its values in columns (a .toml holds many);",
+        "column name holds 120 different texts; if it tells the clients, name it in client-column;"
+        " if it is a category, name its values in columns (a .toml holds many);",
         't.csv: line 6: column nr holds "n.d.", not a number; if it stands for a missing value, ',
     ]  # fmt: skip
     for odd in (["name"], ["day", "name"], ["day", "name", "nr"]):
