@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -229,17 +229,25 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
 
 def _first_line(path: Path) -> tuple[list[str], bool]:
     """Return the cells of the first line, and whether the next is known to have no more."""
-    with suppress(csv.Error), path.open(newline="", encoding="utf-8-sig") as file:  # too long
-        lines = csv.reader(file, skipinitialspace=True)
-        first, second = [*islice(filter(_is_row, lines), 2), [], []][:2]
+    with suppress(csv.Error):  # too long
+        first, second = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
         return first, len(second) <= len(first)
     head = pd.read_csv(path, header=None, nrows=1, dtype=str, **_AS_WRITTEN)
     return [*head.iloc[0]], False
 
 
-def _is_row(cells: Sequence[str]) -> bool:
-    """Tell whether a line is a row; blank lines are none."""
-    return len(cells) > 1 or bool("".join(cells).strip())
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each row of a .csv begins, and its cells; the first has the names.
+
+    As for pandas, a line is no row if it has only blanks; one with a cell in quotes, `""`, is one.
+    """
+    line, begins = "", 1
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(((line := text) for text in file), skipinitialspace=True)
+        for cells in reader:
+            if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
+                yield begins, cells
+            begins = reader.line_num + 1
 
 
 def _is_csv(path: Path) -> bool:
@@ -247,14 +255,9 @@ def _is_csv(path: Path) -> bool:
 
 
 def _line(path: Path, place: int) -> int:
-    """Return the line on which row `place` of a .csv begins; blank lines are no rows."""
-    row, begins = -1, 1  # the first one has the names
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        for cells in reader:
-            if _is_row(cells):
-                if row == place:
-                    return begins
-                row += 1
-            begins = reader.line_num + 1
-    raise IndexError(place)
+    """Return the line on which row `place` of a .csv begins."""
+    limit = csv.field_size_limit(2**31 - 1)  # pandas takes longer cells than the module csv
+    try:
+        return next(islice(_rows(path), place + 1, None))[0]
+    finally:
+        csv.field_size_limit(limit)

@@ -1,5 +1,6 @@
 """A column of texts: its bytes are the tokens, on every device the same ones."""
 
+import csv
 import unicodedata
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import fedapps
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.data import load
+from fedapps.data import load, unlabelled
 from fedapps.data.forms.form import Form
 from fedapps.data.spec import WHOLE, Spec
 from fedapps.tasks import specs_of_devices
@@ -61,6 +62,23 @@ def test_a_missing_text_is_refused_or_left_out(tmp_path):
         load(path, "", Form("mood", "who", "text", "mean", text_length=6))  # texts have none
     data = load(path, "", Form("mood", "who", "text", "drop", text_length=6))
     assert len(read(data)) == 7 and "1 of 8 rows have no text and are left out" in data.told
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ('text\nhello world and more\n""\n', 3), ('text\n\n  \nhello\n""\nmore\n', 5),
+    (f'text\n{"z" * 140_000}\n""\n', 3),  # longer than what module csv takes by itself
+    ('text\n "a\n\nb"\n""\nmore\n', 5),  # a blank before the quote
+])  # fmt: skip
+def test_the_line_of_an_empty_text_in_quotes(text, line, tmp_path):
+    """pandas takes it for a row, and a blank line for none: so does the message."""
+    path, limit = tmp_path / "t.csv", csv.field_size_limit()
+    path.write_text(text)
+    told = f"t.csv: line {line}: column text is empty"
+    with pytest.raises(RunError, match=told):
+        load(str(path), "", Form("", "", "text", text_length=3, next_token=True))
+    with pytest.raises(RunError, match=told):
+        unlabelled(path, Spec((3,), WHOLE, 256), "text")
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize("length", [2, 4, 6])
