@@ -6,7 +6,7 @@
     train/cat/1.png test/cat/2.png       # pictures: part, class
     anna/cat/1.png                       # or client, class
 
-With `target-column`, folders name clients, and each row has its own target.
+With `target-column`, and if texts go on, folders name clients, and each row has its own target.
 """
 
 import os
@@ -38,7 +38,7 @@ LOST = "lost+found"  # a folder of the file system's own, which only root may en
 
 def read(folder: Path, form: Form) -> Found:
     """Read a folder; raises `RunError` in one line for files that do not belong together."""
-    files, left_out = files_in(folder, bool(form.targets))
+    files, left_out = files_in(folder, bool(form.targets) or form.goes_on)
     found = _read(files, form)
     return replace(found, told=(*left_out, *found.told))
 

@@ -65,6 +65,11 @@ class Form:
         )  # fmt: skip
 
     @property
+    def goes_on(self) -> bool:
+        """Whether texts are to be written on, so that no column or folder is a target."""
+        return bool(self.text_length) and self.next_token
+
+    @property
     def targets(self) -> list[str]:
         """The columns that are to be predicted; none if the files do not have to name any."""
         return [name.strip() for name in self.target_column.split(",") if name.strip()]
@@ -102,6 +107,7 @@ class Found:
     columns: str = ""
     told: tuple[str, ...] = field(default=())
     tokens: int = 0  # different ones that inputs can have, if not all are in the data
+    next_token: bool = False  # the targets are such tokens, too
 
     def describe(self, data: Dataset, path: Path) -> Dataset:
         """Return the data set of these arrays with names of classes and columns.
@@ -111,7 +117,7 @@ class Found:
         names, inputs, targets, told = self.names, data.inputs, data.targets, self.told
         if self.tokens:
             inputs = replace(inputs, choices=self.tokens)
-            targets = inputs if targets.shape == inputs.shape else targets
+            targets = inputs if self.next_token else targets
         if names and targets.is_whole:
             are_labels = targets.shape and targets.choices <= 2  # truth values, and no tokens
             needed = targets.shape[-1] if are_labels else max(targets.choices, len(names))

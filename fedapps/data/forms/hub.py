@@ -25,8 +25,9 @@ def is_saved(folder: Path) -> bool:
 def read(folder: Path, form: Form) -> Found:
     """Read a folder that `save_to_disk` has written, or one such folder for each client.
 
-    The target is `target-column`, or the only column of class labels. The inputs are pictures or
-    arrays, if there is a column of them, and otherwise all other columns, as of a table.
+    The target is `target-column`, or the only column of class labels; texts that go on have none.
+    The inputs are pictures or arrays, if there is a column of them, and otherwise all other
+    columns, as of a table.
     """
     with needed(str(folder), "'fedapps[hf]'"):
         from datasets import DatasetDict, load_from_disk
@@ -54,8 +55,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     from datasets import Image
 
     features = parts[0][0].features
-    target = _target(features, form, parts[0][1].path)
-    names = tuple(getattr(features[target], "names", ()))  # of a ClassLabel
+    target = "" if form.goes_on else _target(features, form, parts[0][1].path)
+    names = tuple(getattr(features.get(target), "names", ()))  # of a ClassLabel
     inputs = [name for name in features if name not in (target, form.client_column)]
     pictures = [name for name in inputs if isinstance(features[name], Image)]
     arrays = [
@@ -64,7 +65,7 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         if hasattr(features[name], "feature") or hasattr(features[name], "shape")
     ]
     files = [file for _, file in parts]
-    if not pictures and not arrays:
+    if form.goes_on or not (pictures or arrays):
         from fedapps.data.forms import frames, tables  # load pandas
 
         made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]

@@ -67,7 +67,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     inputs, rows, more = (texts.read if form.text_length else _features)(rows, chosen, form)
     told += more
     groups = _groups(rows, form)
-    if form.text_length and form.next_token:
+    if form.goes_on:
         inputs, values, class_names = inputs[:, :-1], inputs[:, 1:], _NO_NAMES
     else:
         values, class_names = _targets(rows, targets, form)
@@ -91,7 +91,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if targets and not form.targets:
         told.append(f"the target is column {targets[0]}: {LAST}")
     rule, tokens = columns.written(chosen), BYTES if form.text_length else 0
-    return Found(arrays, class_names, rule, tuple(told), tokens)
+    return Found(arrays, class_names, rule, tuple(told), tokens, form.goes_on)
 
 
 def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> list[str]:
@@ -99,7 +99,7 @@ def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> l
 
     Without names, that is the last one.
     """
-    if any(file.label for file in files) or (form.text_length and form.next_token):
+    if any(file.label for file in files) or form.goes_on:
         return []
     return form.targets_in(frame) or _others(frame, form)[-1:]
 

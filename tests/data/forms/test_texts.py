@@ -2,6 +2,7 @@
 
 import csv
 import unicodedata
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,9 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.data import load, unlabelled
 from fedapps.data.forms.form import Form
-from fedapps.data.spec import WHOLE, Spec
+from fedapps.data.spec import FLOAT, WHOLE, Spec
 from fedapps.tasks import specs_of_devices
+from tests.support.marks import extra
 
 TEXTS = ["Hé, Anna!", "no", "?", "a = b | c", "日本", "", "NA", "007"]
 LABELS = ["good", "bad"] * 4
@@ -98,6 +100,70 @@ def test_the_next_byte_is_predicted_in_pieces_of_each_text(tmp_path, length):
     assert data.inputs == data.targets == Spec((length,), WHOLE, 256)
     with pytest.raises(RunError, match="text-length = 10: no text has so many bytes, and one more"):
         load(path, "", Form("", "who", "text", text_length=10, next_token=True))
+
+
+class TestTextsThatGoOn:
+    """They have no target, in whatever form they are: neither a column nor a folder is one."""
+
+    FORM = Form("", "", "text", text_length=3, next_token=True)
+    TEXTS = ("Hello", "Anna writes", "more")
+
+    def pieces(self, texts):
+        """What each token is, and the next one, by hand."""
+        return [
+            [[*text.encode()[at : at + 3]], [*text.encode()[at + 1 : at + 4]]]
+            for text in texts
+            for at in range(0, len(text) - 3, 3)
+        ]
+
+    def read(self, path, form=FORM):
+        data = load(str(path), "", form)
+        assert data.inputs == data.targets == Spec((3,), WHOLE, 256) and data.names == ()
+        found = zip(read(data), data.target_values.tolist(), strict=True)
+        return data, [*map(list, found)]
+
+    @pytest.mark.parametrize("beside", ["nothing", "classes", "arrays"])
+    def test_a_folder_of_datasets(self, beside, tmp_path):
+        datasets = extra("datasets")
+        datasets.disable_progress_bars()
+        table = {"text": [*self.TEXTS]}
+        if beside != "nothing":
+            table["more"] = [0, 1, 0] if beside == "classes" else [[0.5, 1.0]] * 3
+        whole = datasets.Dataset.from_dict(table)
+        if beside == "classes":  # as imdb has them
+            whole = whole.cast_column("more", datasets.ClassLabel(names=["neg", "pos"]))
+        whole.save_to_disk(tmp_path / "d")
+        assert self.read(tmp_path / "d")[1] == self.pieces(self.TEXTS)
+
+    @pytest.mark.parametrize("target", ["", "text", "mood"])
+    def test_a_folder_for_each_client(self, target, tmp_path):
+        """Also with a target-column, which is not read."""
+        for who, text in zip(("anna", "ben", "cy"), self.TEXTS, strict=True):
+            (tmp_path / who).mkdir()
+            table(tmp_path / who / "notes.csv", [text])
+        data, found = self.read(tmp_path, replace(self.FORM, target_column=target))
+        assert found == self.pieces(self.TEXTS)
+        assert data.groups.tolist() == ["anna", "ben", "ben", "ben", "cy"]
+
+    def test_a_folder_with_parts_for_each_client(self, tmp_path):
+        (tmp_path / "anna").mkdir()
+        for part, text in zip(("train", "test"), self.TEXTS, strict=False):
+            table(tmp_path / "anna" / f"{part}.csv", [text])
+        data, found = self.read(tmp_path)
+        assert found == self.pieces(self.TEXTS[:2]) and data.num_train == 1
+        assert data.groups.tolist() == ["anna"] * 4
+
+
+@pytest.mark.parametrize("cells", [(0, 1, 1), (0, 0.5, 7)])
+def test_as_many_targets_as_tokens_are_no_tokens(cells, tmp_path):
+    """Labels, or numbers, that are a sample's, though they have the shape of its tokens."""
+    path = table(tmp_path / "t.csv", TEXTS[:3], u=cells, v=cells[::-1])
+    data = load(path, "", Form("u,v", "who", "text", text_length=2))
+    assert data.target_values.tolist() == [[u, v] for u, v in zip(cells, cells[::-1], strict=True)]
+    labels = max(cells) == 1
+    assert data.inputs == Spec((2,), WHOLE, 256)
+    assert data.targets == (Spec((2,), WHOLE, 2) if labels else Spec((2,), FLOAT))
+    assert data.names == (("u", "v") if labels else ())
 
 
 @pytest.mark.parametrize(("form", "told"), [
