@@ -40,10 +40,10 @@ def task_for(name: str, inputs: Spec, targets: Spec, data: str, names: Sequence[
     """Return the task of this name; `auto` finds it by the targets of the data set `data`.
 
     Floats are a regression; a label for each sample is a classification; truth values are
-    multilabel; a whole number for each step is tokens. Raises `RunError` if the targets do not fit,
-    with `names`, those of the classes if the data have some.
+    multilabel, with `names` of labels also if there are as many as steps; a whole number for each
+    step is tokens. Raises `RunError` if the targets do not fit, with `names` of classes.
     """
-    task = TASKS[name] if name != AUTO else _by_targets(inputs, targets)
+    task = TASKS[name] if name != AUTO else _by_targets(inputs, targets, names)
     try:
         task.check(targets, inputs)
     except ValueError as error:
@@ -69,10 +69,10 @@ def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
     return task.declared(settings.shape, settings.num_classes)
 
 
-def _by_targets(inputs: Spec, targets: Spec) -> Task:
+def _by_targets(inputs: Spec, targets: Spec, names: Sequence[str]) -> Task:
     if not targets.is_whole:
         return TASKS["regression"]
     if not targets.shape:
         return CLASSIFICATION
-    text = inputs.is_whole and inputs.shape == targets.shape
-    return TASKS["tokens" if text or targets.choices > 2 else "multilabel"]
+    steps = inputs.is_whole and inputs.shape == targets.shape and not names
+    return TASKS["tokens" if steps or targets.choices > 2 else "multilabel"]

@@ -228,6 +228,14 @@ def test_the_task_is_found_by_the_targets(name):
     assert task_for("auto", inputs, TARGETS[name], "own") is TASKS[name]
 
 
+@pytest.mark.parametrize(("choices", "names", "name"), [
+    (2, ("u", "v", "w", "x"), "multilabel"), (2, (), "tokens"), (3, ("u", "v", "w"), "tokens"),
+])  # fmt: skip
+def test_labels_with_names_are_no_tokens_if_a_text_has_as_many(choices, names, name):
+    inputs, targets = Spec((4,), WHOLE, 256), Spec((4,), WHOLE, choices)
+    assert task_for("auto", inputs, targets, "own", names) is TASKS[name]
+
+
 @pytest.mark.parametrize(("name", "targets", "line"), [
     ("classification", Spec(()), "targets must be labels, integers [N]; those of own are float32"),
     ("multilabel", label_spec(3), "targets must be truth values, booleans or 0 and 1"),

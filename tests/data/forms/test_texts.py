@@ -14,7 +14,7 @@ from fedapps.core.errors import RunError
 from fedapps.data import load, unlabelled
 from fedapps.data.forms.form import Form
 from fedapps.data.spec import FLOAT, WHOLE, Spec
-from fedapps.tasks import specs_of_devices
+from fedapps.tasks import specs_of_devices, task_for
 from tests.support.marks import extra
 
 TEXTS = ["Hé, Anna!", "no", "?", "a = b | c", "日本", "", "NA", "007"]
@@ -164,6 +164,8 @@ def test_as_many_targets_as_tokens_are_no_tokens(cells, tmp_path):
     assert data.inputs == Spec((2,), WHOLE, 256)
     assert data.targets == (Spec((2,), WHOLE, 2) if labels else Spec((2,), FLOAT))
     assert data.names == (("u", "v") if labels else ())
+    task = task_for("auto", data.inputs, data.targets, "own", data.names)
+    assert task.name == ("multilabel" if labels else "regression")
 
 
 @pytest.mark.parametrize(("form", "told"), [
