@@ -7,7 +7,7 @@ from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
 from fedapps.core.settings import Settings
-from fedapps.data import Dataset
+from fedapps.data import Dataset, Form
 from fedapps.data.forms import is_own
 from fedapps.data.forms.hub import is_saved
 from fedapps.data.partitioners import PARTITIONERS
@@ -95,6 +95,8 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
             yield "window-step", "with window = 0"
     else:
         yield from ((key, f'with dataset = "{s.dataset}"') for key in OF_FILES)
+    if (data.columns or s.dataset == DEVICE) and Form.of(s).goes_on:
+        yield "target-column", 'with task = "tokens" and text-length: the target is the next token'
     if not own or data.columns:  # a table has a use for all of them
         return
     path = absolute(s.dataset, "dataset")

@@ -91,6 +91,8 @@ CONNECTION = "channel-nodes=3 join-timeout=5.0 step-timeout=5.0"
 ANYWAY = "evaluate-rounds = {} has no effect because these rounds are evaluated anyway"
 ALL = "over-selection = 0.5 has no effect with fraction-train = 1, which asks all clients"
 STAY = "whose BatchNorms never travel"
+WRITES = 'columns="text" text-length=2 task="tokens" model="transformer-tiny"'
+ON = 'with task = "tokens" and text-length: the target is the next token'
 PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
 
 
@@ -166,6 +168,11 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
         ("batch", []), ("local", ['bn-stats = "local" has no effect with bn-local = true']),
     )),
     ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
+    (f'dataset="device" {WRITES}', []),
+    (
+        f'dataset="device" {WRITES} target-column="y"',
+        [f'target-column = "y" has no effect {ON}'],
+    ),
     *((f'dataset="device" input-shape="1,8,8" num-classes=10 split="{split}"', lines)
       for split, lines in (
         ("last", []), ("official", ['split = "official" has no effect with dataset = "device"']),
@@ -207,12 +214,16 @@ NO_TABLE, OTHERS = "on data that are no table", 'with dataset = "digits"'
     ("npz", TABLE, dict.fromkeys(NAMES[1:], NO_TABLE)),
     ("t.csv", f'{TABLE} missing="mean"', {}),
     ("t.csv", f'{TABLE} window-step=2', {"window-step": "with window = 0"}),
+    ("t.csv", WRITES, {}),
+    ("t.csv", f'{WRITES} target-column="y"', {"target-column": ON}),
+    ("t.csv", WRITES.replace('task="tokens"', 'target-column="y"'), {}),
 ])  # fmt: skip
 def test_keys_of_tables_are_told_where_there_is_no_table(made, options, lines, data_root, tmp_path):
     x, y, who = np.arange(60.0), np.arange(60) % 2, np.arange(60) % 3
     np.savez(tmp_path / "t.npz", inputs=x[:, None], targets=y)
     np.savez(tmp_path / "i.npz", images=np.ones((60, 8, 8), np.uint8), labels=y)
-    pd.DataFrame({"x": x, "y": y, "who": who}).to_csv(tmp_path / "t.csv", index=False)
+    table = pd.DataFrame({"x": x, "y": y, "who": who, "text": "Hello"})
+    table.to_csv(tmp_path / "t.csv", index=False)
     (tmp_path / "npz" / "anna").mkdir(parents=True)
     np.savez(tmp_path / "npz" / "anna" / "1.npz", inputs=x[:, None], targets=y)
     name = made if made == "digits" else tmp_path / made
