@@ -21,6 +21,7 @@ _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
+DROP = 'missing="drop" leaves such rows out'
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
@@ -68,17 +69,16 @@ class Rows:
         rows = np.flatnonzero(keep) if keep.dtype.kind == "b" else keep
         return Rows(self.frame.iloc[rows], self.files, self.file[rows], self.place[rows])
 
-    def demand(self, name: str, key: str) -> None:
+    def demand(self, name: str, key: str, cure: str = DROP) -> None:
         """Refuse tables without a column that the run names, or in which one of its cells is empty.
 
-        `key` says who names it.
+        `key` says who names it, and `cure` what to do with an empty cell.
         """
         if name not in self.frame:
             known = [*map(str, self.frame.columns)]
             hint = f"{did_you_mean(name, known)}; there are {some(known)}"
             raise RunError(f"{self.files[0].path}: no column {name} ({key}){hint}")
         if (empty := self.frame[name].isna().to_numpy()).any():
-            cure = "fill it" if key == "client-column" else 'missing="drop" leaves such rows out'
             raise RunError(
                 f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
             )

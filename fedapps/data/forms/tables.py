@@ -10,7 +10,7 @@ from fedapps.core.words import number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns, texts
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
-from fedapps.data.forms.frames import MISSING, Kept, Rows, frames_of, holds_texts, stripped
+from fedapps.data.forms.frames import DROP, MISSING, Kept, Rows, frames_of, holds_texts, stripped
 from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.spec import BYTES, CURE, FILLS
 
@@ -62,7 +62,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     at = _places(rows, form) if series else np.empty(0, np.int64)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_in(rows.frame)]):
-        rows.demand(name, "client-column")
+        rows.demand(name, "client-column", "fill it")
     chosen = _inputs(rows, targets, form)
     inputs, rows, more = (texts.read if form.text_length else _features)(rows, chosen, form)
     told += more
@@ -212,10 +212,7 @@ def _complete(
     first = int(broken.argmax())
     if form.missing == "refuse":
         name = chosen[int(empty.iloc[first].argmax())].name
-        raise RunError(
-            f"{rows.where(first)}: column {name} is empty; {CURE},"
-            ' missing="drop" leaves such rows out'
-        )
+        raise RunError(f"{rows.where(first)}: column {name} is empty; {CURE}, {DROP}")
     if broken.all():
         raise RunError(
             f"{rows.where(0)}: every row has a missing value, so none is left; most are missing in"

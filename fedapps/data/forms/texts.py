@@ -42,7 +42,7 @@ def unlabelled(file: File, rule: str, length: int) -> np.ndarray:
     (column,) = parsed(rule)
     kept = {column.name: MISSING[1:]}
     rows = Rows.of(frames_of([file.path], [column.name], [column.name], kept), [file], kept)
-    rows.demand(column.name, "columns")
+    rows.demand(column.name, "columns", "fill it, or leave the row out")
     return filled(_bytes(rows, column.name), length)
 
 

@@ -75,10 +75,10 @@ def test_the_line_of_an_empty_text_in_quotes(text, line, tmp_path):
     """pandas takes it for a row, and a blank line for none: so does the message."""
     path, limit = tmp_path / "t.csv", csv.field_size_limit()
     path.write_text(text)
-    told = f"t.csv: line {line}: column text is empty"
-    with pytest.raises(RunError, match=told):
+    told = rf"t.csv: line {line}: column text is empty \(columns\); "
+    with pytest.raises(RunError, match=f'{told}missing="drop" leaves such rows out$'):
         load(str(path), "", Form("", "", "text", text_length=3, next_token=True))
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=f"{told}fill it, or leave the row out$"):  # no key does so
         unlabelled(path, Spec((3,), WHOLE, 256), "text")
     assert csv.field_size_limit() == limit
 
