@@ -62,7 +62,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     at = _places(rows, form) if series else np.empty(0, np.int64)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_in(rows.frame)]):
-        rows.demand(name, "client-column", "fill it")
+        rows.demand(name, "client-column", "fill it; NA, NaN, nan and ? are empty, too")
     chosen = _inputs(rows, targets, form)
     inputs, rows, more = (texts.read if form.text_length else _features)(rows, chosen, form)
     told += more
