@@ -37,10 +37,16 @@ def figures(status: RunStatus) -> "Iterator[Metric]":
     )  # fmt: skip
     events = {(kind,): count for kind, count in status.events.items()}
     yield counter("events", "rows of events.csv", events, "kind")
-    failed = {(client,): count for client, count in status.failures.items()}
+    never = {(str(one.client),): 0 for one in _devices(status)}  # else the first one is no increase
+    failed = never | {(client,): count for client, count in status.failures.items()}
     yield counter("failures", "how often a client has failed", failed, "client")
     yield gauge("server_disk_free_bytes", "free on the run directory's disk", {(): status.disk})
     yield from _of_devices(status)
+
+
+def _devices(status: RunStatus) -> list[Contact]:
+    """Return all devices of a run, also those that have never been there."""
+    return [*status.devices.devices, *(Contact(client=client) for client in status.missing)]
 
 
 def _of_devices(status: RunStatus) -> "Iterator[Metric]":
@@ -58,13 +64,14 @@ def _of_devices(status: RunStatus) -> "Iterator[Metric]":
     )
 
     def each(name: str, meaning: str, value: Callable[[Contact], float | None]) -> "Metric":
-        values = {(str(one.client),): value(one) for one in known.devices}
+        values = {(str(one.client),): value(one) for one in _devices(status)}
         there = {key: found for key, found in values.items() if found is not None}
         return gauge(f"device_{name}", meaning, there, "client")
 
     yield each("there", "1 if it was connected", lambda one: one.there)
-    yield each("last_contact_timestamp_seconds", "when it was there last", lambda one: one.seen)
+    yield each("last_contact_timestamp_seconds", "when it was there last", _last)
     yield each("clock_ahead_seconds", "ahead of the server's clock", lambda one: one.ahead)
+    yield each("clock_within_seconds", "how far this can be off", lambda one: one.within)
     yield each("disk_free_bytes", "free where its state is", _disk)
     yield each("certificate_expiry_timestamp_seconds", "when its CA expires", _certificate)
     infos = {
@@ -73,6 +80,10 @@ def _of_devices(status: RunStatus) -> "Iterator[Metric]":
         if one.health
     }
     yield gauge("device_info", "the versions of a device", infos, "client", *PACKAGES)
+
+
+def _last(one: Contact) -> float | None:
+    return one.seen or None
 
 
 def _disk(one: Contact) -> float | None:

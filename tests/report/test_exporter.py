@@ -28,6 +28,7 @@ from tests.support.marks import extra
 from tests.support.tls import make_tls
 
 parser = extra("prometheus_client.parser")
+FIGURE = re.compile(r"fedapps_\w+")
 
 
 def scraped(port):
@@ -77,16 +78,23 @@ def test_the_figures_are_those_of_the_run_directory(folder):
     kinds = Counter(row["kind"] for row in events)
     assert {kind: found[of("events_total", kind=kind)] for kind in kinds} == kinds
     failed = Counter(row["client"] for row in events if row["kind"] == "failure")
-    assert {c: found[of("failures_total", client=c)] for c in failed} == failed == {"7": 2, "12": 1}
+    assert failed == {"7": 2, "12": 1}
+    for client in map(str, range(32)):  # Prometheus sees no increase from nothing to a first one
+        assert found[of("failures_total", client=client)] == failed[client]
     known = contacts.read(folder)
     for one in known.devices:
         who = {"client": str(one.client)}
         assert found[of("device_there", **who)] == (one.client not in GONE)
         assert found[of("device_last_contact_timestamp_seconds", **who)] == one.seen
+        assert found[of("device_clock_ahead_seconds", **who)] == 0.25
+        assert found[of("device_clock_within_seconds", **who)] == 0.5
         if one.health:
             assert found[of("device_disk_free_bytes", **who)] == one.health.disk
             assert found[of("device_info", **who, **VERSIONS | {"torch": one.health.torch})] == 1
-    assert sum(name == "fedapps_device_there" for name, _ in found) == DEVICES
+    for client in map(str, range(DEVICES, 32)):  # the two that have never been there
+        assert found[of("device_there", client=client)] == 0
+        assert of("device_last_contact_timestamp_seconds", client=client) not in found
+    assert found[of("devices_left_out")] == 1
     assert of("device_info", client="6", **VERSIONS) not in found, "it has not told"
     assert found[of("warning", who="client 4", kind="clock")] == 1
     assert found[of("run_running")] == 0 and found[of("rounds_planned")] == 20
@@ -224,5 +232,6 @@ def test_dashboard_and_alarms_use_figures_that_there_are(folder):
     alarms = (ROOT / "deploy" / "alarms.yml").read_text("utf-8")
     board = json.loads((ROOT / "deploy" / "grafana.json").read_text("utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    used = {name for text in [*asked, alarms] for name in re.findall(r"fedapps_\w+", text)}
+    used = {name for text in [*asked, alarms] for name in FIGURE.findall(text)}
     assert len(used) >= 10 and used <= names, used - names
+    assert {f"fedapps_device{end}" for end in ("_there", "s_left_out")} <= {*FIGURE.findall(alarms)}
