@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     values = config.parse(chosen(options))
     folder = options.folder or _full(str(values["federation"] or f"{values['runs-dir']}/{FOLDER}"))
     if options.history:
-        return _show(folder)
+        return _show(folder, options.key)
     if options.roll_back is not None:
         return _roll_back(folder, options.roll_back)
     return _night(options, folder, values)
@@ -148,15 +148,29 @@ def _model(folder: Path, night: "Night", key: Path | None) -> Path:
     from fedapps.core import signing
     from fedapps.report.directory import MODEL
 
-    model = folder / night.folder / MODEL
+    model, trust = folder / night.folder / MODEL, ""
     try:
-        signing.check(signing.read(model), key, str(model))
+        found = signing.read(model)
+        signing.check(found, None, str(model))
+        trust = ", or, if you trust this one, --sign it"
+        signing.check(found, key, str(model))
     except RunError as error:
-        raise RunError(
-            f"{error}; go on from an earlier model with --roll-back, or, if you trust this one,"
-            " --sign it"
-        ) from error
+        raise RunError(f"{error}; go on from another model with --roll-back{trust}") from error
     return model
+
+
+def _state(model: Path, key: Path | None) -> str:
+    """Say in a word what is left of a run's model; without a key, any signature will do."""
+    from fedapps.core import signing
+
+    if not model.exists():
+        return "gone"
+    found = signing.read(model)
+    try:
+        signing.check(found, key if found.signature else None, str(model))
+    except RunError:
+        return "altered"
+    return "signed" if found.signature else "unsigned"
 
 
 def _roll_back(folder: Path, called: str) -> int:
@@ -183,10 +197,9 @@ def _roll_back(folder: Path, called: str) -> int:
     return 0
 
 
-def _show(folder: Path) -> int:
+def _show(folder: Path, key: Path | None) -> int:
     """Print the runs of a federation, oldest first, and the epsilon of each and of all so far."""
     from fedapps.cli.tables import Column, show
-    from fedapps.core import signing
     from fedapps.engine import ledger
     from fedapps.report.directory import MODEL
 
@@ -195,14 +208,13 @@ def _show(folder: Path) -> int:
         print(f"no runs yet in {folder}")
         return 0
     for number, night in enumerate(book.runs, 1):
-        signature = (folder / night.folder / MODEL).with_suffix(signing.SIGNATURE)
+        state = _state(folder / night.folder / MODEL, key) if night.finished else "not finished"
         alone, total = (ledger.guaranteed(r, night.delta) for r in ([night], book.runs[:number]))
-        state = "signed" if signature.exists() else "unsigned"
         parent = book.run(night.parent)
         rows.append([
             Path(night.folder).name, night.started[:16].replace("T", " "), night.strategy,
             str(night.round), Path(parent.folder).name if parent else "-",
-            _said(alone), _said(total), state if night.finished else "not finished",
+            _said(alone), _said(total), state,
         ])  # fmt: skip
     titles = ("run", "began (UTC)", "method", "rounds", "from", "epsilon", "all so far", "model")
     show([Column(title) for title in titles], rows)

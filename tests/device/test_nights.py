@@ -1,6 +1,8 @@
 """`fedapps nightly` on devices in this process: each run goes on from the model of the last one."""
 
+import hashlib
 import json
+import shutil
 from argparse import ArgumentParser
 
 import msgspec
@@ -106,7 +108,7 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
     path.write_bytes(model(tmp_path, 3).read_bytes())
     status, _, err = night("--key", key, keys=private)
     assert status == 1 and err.startswith(f"error: {path}: it was altered; its SHA-256 is ")
-    assert "go on from an earlier model with --roll-back" in err and err.count("\n") == 1
+    assert err.endswith("; go on from another model with --roll-back\n") and err.count("\n") == 1
     assert len(ledger.read(tmp_path / "federation").runs) == 4
 
 
@@ -146,12 +148,37 @@ def test_with_a_key_an_unsigned_model_is_no_start_until_somebody_signs_it(night,
     assert night()[0] == 0
     status, _, err = night("--key", key)
     assert status == 1 and "it is not signed, but must be, with the key of" in err
+    assert err.endswith("--roll-back, or, if you trust this one, --sign it\n")
     folder = model(tmp_path, 1).parent
     status, _, err = night("--sign", folder, new=False)
     assert status == 1 and err == "error: --sign: needs a key; use --key FILE\n"
     assert night("--sign", folder, "--key", key, new=False)[0] == 0
     verified(model(tmp_path, 1), key.with_suffix(".pub"))
     assert night("--key", key)[0] == 0
+
+
+def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
+    def states(*words):
+        lines = night("--history", *words, new=False)[1].splitlines()
+        return [line.split()[-1] for line in lines[1:-1]]
+
+    for signer in (["--key", key], ["--key", key], []):
+        assert night(*signer)[0] == 0
+    assert states() == states("--key", key) == ["signed", "signed", "unsigned"]
+    path = model(tmp_path, 2)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert states() == ["signed", "altered", "unsigned"]
+    manifest = path.with_suffix(".manifest.json")  # whoever has no key can alter it, too
+    told = json.loads(manifest.read_bytes())
+    told["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(told))
+    assert states("--key", key) == ["signed", "altered", "unsigned"]
+    shutil.rmtree(path.parent)
+    assert states() == ["signed", "gone", "unsigned"]
+    status, _, err = night("--roll-back", "run-0002", new=False)
+    said = f"error: cannot read {path}: No such file or directory; go on from another model with "
+    assert (status, err) == (1, f"{said}--roll-back\n")  # there is nothing to --sign
 
 
 def test_a_budget_ends_the_nights_in_one_line(night, tmp_path):
