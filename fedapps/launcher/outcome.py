@@ -16,12 +16,13 @@ _TOO_FEW = re.compile(
     r"The system \(CPUs=([\d.]+), GPUs=([\d.]+)\).*'num_cpus': ([\d.]+), 'num_gpus': ([\d.]+)"
 )
 _DETAILS = re.compile(r"^\w+ failed with exception: ")
-_KILLED = "No heartbeat received from the task"
+# The second one is what is left if a signal ended the process: all exceptions are named.
+_KILLED = ("No heartbeat received from the task", "Task failed with unknown error.")
 _RESUME = (
     "the run's process gave no sign of life any more (it, or the SuperLink, was killed or"
-    " suspended); resume it: fedapps run --resume RUN"
+    " suspended); resume it: the same command with --resume"
 )
-_VAGUE = ("An error was encountered. Ending simulation.", "Task failed with unknown error.", "N/A")
+_VAGUE = ("An error was encountered. Ending simulation.", "N/A")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def answer_of(output: str) -> dict[str, Any]:
 def reason_of(details: str) -> str:
     """Return why a run failed, without Flower's prefix; empty if Flower gives no reason."""
     reason = " ".join(_DETAILS.sub("", details).split())
-    if reason == _KILLED:
+    if reason in _KILLED:
         return _RESUME
     return "" if reason in _VAGUE else reason
 

@@ -46,6 +46,13 @@ Using SuperLink: local (127.0.0.1:23286)
 │ File may be missing or invalid.                                              │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 """
+CUT_OFF_LOG = """\
+empty-app round=1 nodes=2 since-start=31.66 seconds=27.705
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ Connection to the SuperLink is unavailable. Please check your network        │
+│ connection and 'address' in the SuperLink connection configuration.          │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
 LISTED = """\
 {
   "success": true,
@@ -88,7 +95,9 @@ LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gp
     ("failed", UNTOLD, ONE_CORE_LOG, "each SuperNode needs 2 CPUs and 0.25 GPUs, and Ray has 1 and "
                                      f"0 here; let each have less: {LESS}"),
     ("failed", "No heartbeat received from the task", "",
-     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN"),
+     "the run's process gave no sign of life .*; resume it: the same command with --resume"),
+    ("failed", "Task failed with unknown error.", CUT_OFF_LOG,  # the SuperLink was started again
+     "the run's process gave no sign of life .*; resume it: the same command with --resume"),
     ("stopped", "N/A", "", "the run is finished:stopped"),
 ])  # fmt: skip
 def test_the_error_of_a_finished_run(status, details, log, error):
