@@ -217,13 +217,16 @@ def _table_rows(
         ("time", duration(seconds)),
         *passed,
         ("failures", str(summary["total_failures"])),
-        *_spent(summary),
+        *_privacy(summary, settings),
     ]
 
 
-def _spent(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return lines about privacy, if there is any: epsilon of the run and of its federation."""
-    found, rows = (summary.get("epsilon"), summary.get("epsilon_of_federation")), []
+def _privacy(summary: Mapping[str, Any], settings: Settings) -> list[tuple[str, str]]:
+    """Return lines about privacy, if there is any: secure sums, epsilon of run and federation."""
+    rows = []
+    if settings.secure_sum:  # it changes last digits only, so `changed` is without it
+        rows.append(("secure sum", "the server saw only the sum of each round's updates"))
+    found = (summary.get("epsilon"), summary.get("epsilon_of_federation"))
     if found[0] is not None:
         rows.append(("epsilon spent", f"{found[0]:.4g}"))
     if found[1] is not None:

@@ -426,6 +426,13 @@ def test_the_table_at_the_end_has_the_score_over_the_samples_of_all_clients(caps
     assert [told[4], told[6]] == [f"{score:.4f}" for score in scores]
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_table_at_the_end_says_if_the_server_saw_only_sums(secure, capsys):
+    settings, known = make_settings(secure_sum=secure), columns.columns_of(TASKS["classification"])
+    print_summary(summarize(settings, [make_row(1)], known, 1.0), settings, known)
+    assert ("secure sum" in capsys.readouterr().out) == secure
+
+
 @pytest.mark.parametrize(("right", "more", "told"), [
     ((300, 0), {}, True),  # accuracy 0.9, always "no"
     ((296, 1), {}, True),
