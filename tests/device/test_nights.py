@@ -180,6 +180,10 @@ def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
     said = f"error: cannot read {path}: No such file or directory; go on from another model with "
     assert (status, err) == (1, f"{said}--roll-back\n")  # there is nothing to --sign
 
+    shutil.rmtree(model(tmp_path, 1).parent)  # no other night than the start is needed any more
+    assert night()[0] == 0 and states() == ["gone", "gone", "unsigned", "unsigned"]
+    assert model(tmp_path, 4).exists()
+
 
 def test_a_budget_ends_the_nights_in_one_line(night, tmp_path):
     budget = alone(1.0).epsilon(2, 1e-5) + 1e-6
