@@ -20,7 +20,7 @@ _DETAILS = re.compile(r"^\w+ failed with exception: ")
 _KILLED = ("No heartbeat received from the task", "Task failed with unknown error.")
 _RESUME = (
     "the run's process gave no sign of life any more (it, or the SuperLink, was killed or"
-    " suspended); resume it: the same command with --resume"
+    " suspended); resume it: fedapps run --resume RUN, or fedapps nightly --resume"
 )
 _VAGUE = ("An error was encountered. Ending simulation.", "N/A")
 

@@ -388,8 +388,10 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
     rows = text_of(page).partition("| `dataset` |")[2].partition("\n\n")[0]
     assert set(NAMES) <= {*re.findall(r"`([\w-]+)`", rows)}
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ratings.csv").write_text("item,price,rating\n20,1.5,4\n007,2,5\n20,1,3\n")
     for code in blocks(page, "python"):
         exec(code, {})
+    assert config.read(config.parse(["items.toml"])).columns == "item=007|20,price"
     found, table = (load(str(tmp_path / f"{name}.npz"), "") for name in ("mine", "table"))
     assert (found.classes, found.shape, found.num_train) == (3, (1, 28, 28), 450)
     assert (str(table.inputs), table.num_train) == ("float32 samples of shape [13]", 450)

@@ -545,7 +545,7 @@ class TestMissing:
     ({"ill": np.nan}, {},
      't.csv: line 5: column ill is empty (the last one, as target-column is not set); missing='),
     ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty (client-col"),
-    ({"who": "NA"}, {"client_column": "who"}, "(client-column); fill it; NA, NaN, nan and ? are em"),
+    ({"who": "NA"}, {"client_column": "who"}, "(client-column); fill it; NA, NaN, nan and ? are"),
     ({"sex": np.nan}, {"columns": "age,sex"},
      't.csv: line 2: column sex holds "f"; must be a finite number; of texts, name the values in'
      " columns: sex=f|m"),
