@@ -95,9 +95,9 @@ LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gp
     ("failed", UNTOLD, ONE_CORE_LOG, "each SuperNode needs 2 CPUs and 0.25 GPUs, and Ray has 1 and "
                                      f"0 here; let each have less: {LESS}"),
     ("failed", "No heartbeat received from the task", "",
-     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or fed"),
+     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or .*"),
     ("failed", "Task failed with unknown error.", CUT_OFF_LOG,  # the SuperLink was started again
-     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or fed"),
+     "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or .*"),
     ("stopped", "N/A", "", "the run is finished:stopped"),
 ])  # fmt: skip
 def test_the_error_of_a_finished_run(status, details, log, error):
