@@ -124,19 +124,27 @@ def _check_scored(scored: Flat, given: Flat, axes: Sequence[str]) -> None:
 
 
 def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[str]) -> str:
-    """Say how the best settings are scored on test samples; only those with all seeds can be it."""
+    """Say how the best settings are scored on test samples; only whole ones can be it.
+
+    Settings are whole with all seeds, and with as many scored clients as others of the same data.
+    """
     from fedapps.compare.runs import SEED
     from fedapps.core import changes
     from fedapps.core.schema import literal
 
     seeds = {seed for group in comparison.groups for seed in group.seeds}
-    whole = [group for group in comparison.groups if set(group.seeds) == seeds]
-    if not whole:
+    all_seeds = [group for group in comparison.groups if set(group.seeds) == seeds]
+    if not all_seeds:
         return "best on validation samples: none, because no settings have finished with all seeds"
+    whole = _most_clients(all_seeds)
     known, metric = [_validation_score(group) for group in whole], comparison.metric
     best = whole[known.index(metric.best(known))]
-    fewer = ", ".join(group.name for group in comparison.groups if group not in whole)
-    which = f"{best.name} (left out, because seeds are missing: {fewer})" if fewer else best.name
+    fewer = {
+        "seeds are missing": [group for group in comparison.groups if group not in all_seeds],
+        "fewer clients were scored": [group for group in all_seeds if group not in whole],
+    }
+    out = [f"{why}: {', '.join(g.name for g in those)}" for why, those in fewer.items() if those]
+    which = f"{best.name} (left out, because {'; '.join(out)})" if out else best.name
     told = f"best on validation samples: {which}; score it once on test samples:"
     if looks := [*_looks(best)]:
         return "\n".join([told, *looks])
@@ -148,14 +156,34 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     return f"{told} {join(words)}"
 
 
+def _most_clients(groups: Sequence["Group"]) -> list["Group"]:
+    """Return the groups that scored the most clients, over all seeds, of those with the same data.
+
+    The mean of the others leaves out clients that failed, often those with the worst scores.
+    """
+    from fedapps.compare.pairs import data_of
+
+    counts = {g.name: sum(run.evaluated(at) for run, at in _scored_at(g)) for g in groups}
+
+    def less(group: "Group", other: "Group") -> bool:
+        return data_of(group) == data_of(other) and counts[group.name] < counts[other.name]
+
+    return [group for group in groups if not any(less(group, other) for other in groups)]
+
+
 def _validation_score(group: "Group") -> float:
-    """Return the mean over seeds of the round that is kept: the best one, or the last."""
-    metric = group.runs[0].metric
-    scores = group.figures[metric.personalized].copy()
-    for run in group.runs:
-        if _kept(run) != run.folder:
-            scores[run.seed] = metric.best(run.scored[metric.personalized].tolist())
-    return float(scores.mean())
+    """Return the mean over seeds of the round that is kept."""
+    name, at = group.runs[0].metric.personalized, [*_scored_at(group)]
+    return sum(float(run.scored[name][round_]) for run, round_ in at) / len(at)
+
+
+def _scored_at(group: "Group") -> Iterator[tuple["Run", int]]:
+    """Yield each run, and its round that is kept: the best one, or the last."""
+    from fedapps.engine import checkpoint
+
+    for run, last in zip(group.runs, group.rounds, strict=True):
+        kept = _kept(run)
+        yield run, last if kept == run.folder else checkpoint.rounds(kept)[-1]
 
 
 def _looks(group: "Group") -> Iterator[str]:

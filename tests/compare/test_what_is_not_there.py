@@ -274,6 +274,13 @@ def suggested(runs, *axes, config="", seeds=""):
     return sweep._next(options, compared([*map(read, runs)]), [*axes])
 
 
+def keep_first(run):
+    """Let the run keep its first round as the best."""
+    folder = run / "best" / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "round-000001.fedapps").touch()
+
+
 def test_where_best_rounds_are_kept_they_choose_the_settings(made):
     """By the last rounds, 0.6 and 0.5 against 0.55 and 0.5, the first would win."""
     chooses = "evaluate-on=validation validation-fraction=0.2"
@@ -286,7 +293,7 @@ def test_where_best_rounds_are_kept_they_choose_the_settings(made):
     given = {"config": "keep-best=true", "seeds": "0-1"}
     assert "samples: A;" in suggested(runs, "lr", **given)
     for run in runs:
-        (run / "best").mkdir()
+        keep_first(run)
     told, *looks = suggested(runs, "lr", **given).splitlines()
     assert told == "best on validation samples: B; score it once on test samples:"
     assert all("0.2-" in look for look in looks) and len(looks) == 3
@@ -308,6 +315,25 @@ def test_settings_without_all_seeds_are_not_the_best_on_validation(made):
     )
     said = suggested([runs[1], runs[3]], "seed", "lr", config=config_)
     assert said.endswith("none, because no settings have finished with all seeds")
+
+
+def test_settings_whose_mean_leaves_clients_out_are_not_the_best_on_validation(made):
+    """In one of two seeds a client of the first failed; without it, the others have more."""
+    chooses = "evaluate-on=validation validation-fraction=0.2"
+    told = ((0.1, 0, 0.8, 5), (0.1, 1, 0.9, 4), (0.2, 0, 0.7, 5), (0.2, 1, 0.7, 5))
+    runs = [
+        made(f"{lr}-{s}", f"{chooses} lr={lr} seed={s}", scores=[(0.1, score)], evaluated=count)
+        for lr, s, score, count in told
+    ]
+    said = suggested(runs, "lr", config=chooses, seeds="0-1")
+    assert "samples: B (left out, because fewer clients were scored: A); score it once" in said
+    assert "fedapps sweep lr=0.2 -c" in said
+    runs.append(made("0.3-0", f"{chooses} lr=0.3 seed=0", evaluated=5))
+    why = "because seeds are missing: C; fewer clients were scored: A"
+    assert f"samples: B (left out, {why}); score it" in suggested(runs, "lr", seeds="0-1")
+    few = f"{chooses} evaluate-clients=4 seed="
+    runs[-1:] = [made(f"few-{s}", few + str(s), scores=[(0.1, 0.75)], evaluated=4) for s in (0, 1)]
+    assert "samples: C (left out, because fewer clients were scored: A);" in suggested(runs, "lr")
 
 
 OVERRIDING = {
@@ -346,7 +372,7 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
     chooses = f"evaluate-on=validation validation-fraction=0.2 patience={1 - kept}"
     runs = [made(f"seed {seed}", f"{chooses} seed={seed}") for seed in (0, 1)]
     for run in runs if kept else []:
-        (run / "best").mkdir()
+        keep_first(run)
     said = suggested(runs, "lr", config="keep-best=true patience=1", seeds="0-1")
     first, *others = said.splitlines()
     assert first == "best on validation samples: A; score it once on test samples:"
