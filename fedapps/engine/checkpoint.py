@@ -39,20 +39,26 @@ _ABOUT = "about"  # key in the safetensors metadata
 class Best(msgspec.Struct, frozen=True):
     """The best mean of the personalized leading metric on validation samples so far.
 
-    `since` counts the evaluations after that round.
+    `since` counts the evaluations after that round, and `diverged` the clients that the mean leaves
+    out because they diverged.
     """
 
     score: float = -1.0
     round: int = 0
     since: int = 0
+    diverged: int = 0
 
-    def after(self, round_: int, score: float, metric: Metric) -> "Best":
+    def after(self, round_: int, score: float, metric: Metric, diverged: int) -> "Best":
         """Return the best round after one more evaluation; if two are equal, the earlier one.
 
-        A score that is not finite, which a checkpoint cannot hold, is never the best.
+        Of rounds with different numbers of clients that `diverged`, the one with fewer is better: a
+        mean without the worst clients looks better than it is. A score that is not finite, which a
+        checkpoint cannot hold, is never the best.
         """
-        if math.isfinite(score) and (not self.round or metric.is_better(score, self.score)):
-            return Best(score, round_)
+        fewer, more = diverged < self.diverged, diverged > self.diverged
+        better = not self.round or fewer or (not more and metric.is_better(score, self.score))
+        if math.isfinite(score) and better:
+            return Best(score, round_, diverged=diverged)
         return msgspec.structs.replace(self, since=self.since + 1)
 
 

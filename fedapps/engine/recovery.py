@@ -127,18 +127,24 @@ class Recovery:
             report.event(round_, update.client, "data-changed", told)
 
     def after_round(
-        self, round_: int, strategy: BaseStrategy, report: Report, score: float | None
+        self,
+        round_: int,
+        strategy: BaseStrategy,
+        report: Report,
+        score: float | None,
+        diverged: int,
     ) -> None:
         """Write a checkpoint if one is due; raises `EarlyStop` if `patience` is used up.
 
-        `score` is the mean of the personalized leading metric, if the round was evaluated.
+        `score` is the mean of the personalized leading metric, if the round was evaluated, and
+        `diverged` counts the clients that it leaves out because they diverged.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
         self.best_if_longer = None
         if last and not is_due(msgspec.structs.replace(s, num_rounds=round_ + 1), round_):
             self.best_if_longer = self.best
         if s.evaluate_on == "validation" and score is not None:
-            self.best = self.best.after(round_, score, report.columns.lead)
+            self.best = self.best.after(round_, score, report.columns.lead, diverged)
             if s.keep_best and self.best.round == round_:
                 # before the checkpoint, because a resumed run will not repeat this round
                 alone = ReportState(round=round_, seconds=report.seconds, tables={}, classes=[])

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedapps.core import log
-from fedapps.core.errors import without_lines
+from fedapps.core.errors import DIVERGED, without_lines
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
@@ -172,8 +172,9 @@ class Rounds:
             for update in (u for u in updates if self._is_of_phase(u.client)):
                 self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        score = self.totals.means.personalized
-        self.recovery.after_round(round_, self.strategy, self.report, score)
+        score, failures = self.totals.means.personalized, self.exchange.failures
+        diverged = {f.client for f in failures if f.client in those and DIVERGED in f.cause}
+        self.recovery.after_round(round_, self.strategy, self.report, score, len(diverged))
 
     # Who is there -------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def test_the_best_round_of_a_run_has_its_names(data, serial_run, capsys, monkeyp
     """For `predict`, for `evaluate` and in Python, where its tables end with that round."""
     path, asked, _ = data
     scores, after = (0.5, 0.9, 0.1), Best.after
-    monkeypatch.setattr(Best, "after", lambda self, r, _, m: after(self, r, scores[r - 1], m))
+    monkeypatch.setattr(Best, "after", lambda self, r, _, *m: after(self, r, scores[r - 1], *m))
     chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true num-rounds=3'
     folder = serial_run(f'dataset="{path}" {KEYS} {chosen}')
     best, run = fedapps.load(folder / directory.BEST), fedapps.load(folder)

@@ -41,6 +41,7 @@ from fedapps.report.page.facts import state_of
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from fedapps.tasks import TASKS
 from fedapps.training.workspace import workspace
 from tests.support import ROOT
 from tests.support.clock import until
@@ -138,7 +139,9 @@ def scored(monkeypatch):
     after = Best.after
 
     def by(*scores):
-        monkeypatch.setattr(Best, "after", lambda self, r, _, m: after(self, r, scores[r - 1], m))
+        monkeypatch.setattr(
+            Best, "after", lambda self, r, _, *rest: after(self, r, scores[r - 1], *rest)
+        )
 
     return by
 
@@ -765,6 +768,16 @@ def test_a_score_that_is_not_finite_is_no_best_and_costs_no_checkpoint(serial_ru
     folder = serial_run(f"num-rounds=6 keep-best=true {VALIDATION}")
     best = checkpoint.load(folder).progress.best
     assert (best.round, best.score, best.since) == (3, 0.5, 3)
+
+
+def test_of_errors_with_fewer_diverged_clients_the_first_of_the_least_is_the_best():
+    so_far, metric = Best(), TASKS["regression"].lead
+    for round_, (score, diverged, top, since) in enumerate((
+        (2.0, 2, 1, 0), (1.0, 2, 2, 0), (3.0, 1, 3, 0), (0.5, 2, 3, 1), (3.0, 1, 3, 2),
+        (math.nan, 0, 3, 3), (2.5, 1, 7, 0), (9.0, 0, 8, 0), (0.1, 1, 8, 1),
+    ), 1):  # fmt: skip
+        so_far = so_far.after(round_, score, metric, diverged)
+        assert (so_far.round, so_far.since) == (top, since)
 
 
 def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):

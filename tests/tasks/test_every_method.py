@@ -1,6 +1,7 @@
 """Every method on every kind of sample and target: it learns, or says in one line why not."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score
 
@@ -122,6 +123,40 @@ def test_a_run_keeps_the_round_of_the_least_error(tmp_path, serial_run, read_csv
     assert summary["best_mae_personalized_round"] == 1 + int(np.argmin(scores))
     assert len(scores) == min(6, 1 + int(np.argmin(scores)) + 2)
     assert FinishedRun.open(folder / "best").round == 1 + int(np.argmin(scores))
+
+
+def test_a_round_whose_mean_leaves_a_diverged_client_out_is_no_better(
+    tmp_path, serial_run, monkeypatch
+):
+    """The worst client diverges in the best round, whose mean is then still lower, or in all."""
+    keys = (
+        kinds.options(tmp_path, "regression"),
+        'strategy="fedavg" num-rounds=4 lr=0.3 fraction-train=1.0 finetune-epochs=1',
+        'evaluate-on="validation" validation-fraction=0.3 keep-best=true',
+    )
+    table = pd.read_csv(serial_run(*keys) / "clients.csv")
+    errors = table.pivot(index="round", columns="client", values="mae_personalized")
+    top = errors.mean(axis=1).idxmin()
+    worst = errors.loc[top].idxmax()
+    original, where = registry.client_class, {top}
+
+    def client_class(name):
+        class Diverging(original(name)):
+            def personalize(self, plan):
+                done = super().personalize(plan)
+                if self.client == worst and plan.round in where:
+                    for values in self.model.parameters():
+                        values.data.fill_(np.nan)
+                return done
+
+        return Diverging
+
+    monkeypatch.setattr(registry, "client_class", client_class)
+    kept = FinishedRun.open(serial_run(*keys) / "best").round
+    assert kept == errors.drop(index=top).mean(axis=1).idxmin()
+    where |= {*errors.index}
+    kept = FinishedRun.open(serial_run(*keys) / "best").round
+    assert kept == errors.drop(columns=worst).mean(axis=1).idxmin()
 
 
 def test_a_diverged_client_of_a_regression_costs_that_client(tmp_path, serial_run, read_csv):
