@@ -110,6 +110,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                 told = {"seconds": report.seconds} | federation.figures(report)
                 if report.rows:
                     told["layers"] = evaluations.layers_told(strategy, report.last_round)
+                    told["evaluated_of"] = len(evaluations.evaluated(strategy))
                 report.finish(strategy.arrays, told, plots)
                 rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:

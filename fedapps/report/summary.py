@@ -180,6 +180,8 @@ def _table_rows(
         return f"{summary[name]:.4f}"  # a figure in a unit of its own
 
     initial, personalized, std, *together = map(shown, columns.means)
+    counted, of = summary.get("evaluated") or 0, summary.get("evaluated_of", 0)
+    over = f"{counted} of {number(of, 'client')}" if counted < of else "clients"
     part = f"{settings.evaluate_on} samples"
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
@@ -207,7 +209,7 @@ def _table_rows(
         ("rounds", str(summary.get("round", 0))),
         (f"{lead.label} initial", initial),
         *((f"{lead.label} {f.label}" if f.of_metric else f.label, shown(f.name)) for f in given),
-        (f"{lead.label} personalized", f"{personalized} ± {std} over clients"),
+        (f"{lead.label} personalized", f"{personalized} ± {std} over {over}"),
         *come,
         (f"over all {part}", "{} initial, {} personalized".format(*together)),
         *further,

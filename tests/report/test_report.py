@@ -399,6 +399,17 @@ def test_the_table_at_the_end_shows_errors_of_any_magnitude(capsys):
         assert text in told
 
 
+@pytest.mark.parametrize(
+    ("due", "told"), [(10, "0.8 over 9 of 10 clients"), (9, "0.8 over clients")]
+)
+def test_the_table_at_the_end_says_if_clients_are_missing_in_its_scores(due, told, capsys):
+    known, settings = columns.columns_of(TASKS["regression"]), make_settings()
+    values = {"mae_initial": 1.5, "mae_personalized": 0.5, "mae_personalized_std": 0.8}
+    rows = [make_row(1, means=Means(initial=1.5, evaluated=9, columns=values))]
+    print_summary(summarize(settings, rows, known, 1.0) | {"evaluated_of": due}, settings, known)
+    assert f"personalized 0.5 ± {told} " in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_table_at_the_end_has_the_score_over_the_samples_of_all_clients(capsys):
     """F1 of all labels together (by scikit-learn) is no mean over clients, so it is not called so.
 

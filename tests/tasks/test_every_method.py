@@ -126,7 +126,7 @@ def test_a_run_keeps_the_round_of_the_least_error(tmp_path, serial_run, read_csv
 
 
 def test_a_round_whose_mean_leaves_a_diverged_client_out_is_no_better(
-    tmp_path, serial_run, monkeypatch
+    tmp_path, serial_run, read_summary, monkeypatch
 ):
     """The worst client diverges in the best round, whose mean is then still lower, or in all."""
     keys = (
@@ -155,8 +155,11 @@ def test_a_round_whose_mean_leaves_a_diverged_client_out_is_no_better(
     kept = FinishedRun.open(serial_run(*keys) / "best").round
     assert kept == errors.drop(index=top).mean(axis=1).idxmin()
     where |= {*errors.index}
-    kept = FinishedRun.open(serial_run(*keys) / "best").round
+    folder = serial_run(*keys)
+    kept = FinishedRun.open(folder / "best").round
     assert kept == errors.drop(columns=worst).mean(axis=1).idxmin()
+    summary = read_summary(folder)
+    assert (summary["evaluated"], summary["evaluated_of"]) == (3, 4)
 
 
 def test_a_diverged_client_of_a_regression_costs_that_client(tmp_path, serial_run, read_csv):
