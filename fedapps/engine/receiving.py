@@ -1,11 +1,11 @@
 """What comes back from clients in a round: updates, which are counted, and failures."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedapps.core import log
-from fedapps.core.errors import DECLINED
+from fedapps.core.errors import DECLINED, DIVERGED
 from fedapps.core.words import some
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.recovery import Recovery
@@ -18,7 +18,6 @@ from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.nodes import NodeRegistry
-from fedapps.wire.requests import Request
 
 
 @dataclass
@@ -55,25 +54,29 @@ class Receiving:
                 log.info(f"round {round_}: client {update.client} skipped all its batches, {why}")
             yield update
 
-    def scored(
-        self, round_: int, updates: Sequence[ClientUpdate], requests: Mapping[int, Request]
-    ) -> None:
+    def scored(self, round_: int, updates: Sequence[ClientUpdate], exchange: Exchange) -> None:
         """Report whose personalization diverged, aloud once: their scores count, and say little.
 
-        Where the plan has none, it is the model itself.
+        Where the plan has none, it is the model itself. Those who have no scores, because their
+        errors are not numbers, are failures of the exchange.
         """
+        plans = {client: request.plan for client, request in exchange.requests.items()}
         losses = {update.client: update.checked.scores.loss for update in updates}
-        plans = {c: requests[c].plan for c, loss in losses.items() if not math.isfinite(loss)}
-        what = {c: "personalization" if plan.stages else "model" for c, plan in plans.items()}
-        for client in plans:
-            self.report.event(round_, client, "diverged", f"the {what[client]}")
-        if plans and not self.warned:
-            self.warned = True
-            who = some([self.report.columns.called(client) for client in plans])
-            rate = self._rate(round_, next(iter(plans.values())))
-            told = f"all predictions there are alike, and count; use a smaller {rate}"
-            whose = " and ".join(dict.fromkeys(what.values()))
-            log.warning(f"round {round_}: {whose} diverged, client {who}: {told}")
+        alike = [client for client, loss in losses.items() if not math.isfinite(loss)]
+        for client in alike:
+            self.report.event(round_, client, "diverged", f"the {_scored_part(plans[client])}")
+        failed = {f.client for f in exchange.failures if DIVERGED in f.cause} & plans.keys()
+        for clients, told in (
+            (alike, "all predictions there are alike, and count"),
+            (sorted(failed), "they are in no score"),
+        ):
+            if clients and not self.warned:
+                self.warned = True
+                who = some([self.report.columns.called(client) for client in clients])
+                whose = " and ".join(dict.fromkeys(_scored_part(plans[c]) for c in clients))
+                rate = self._rate(round_, plans[clients[0]])
+                line = f"{whose} diverged, client {who}: {told}; use a smaller {rate}"
+                log.warning(f"round {round_}: {line}")
 
     def _rate(self, round_: int, plan: Plan) -> str:
         """Name the learning rate that counts for a model that was scored, with its value."""
@@ -113,3 +116,7 @@ class Receiving:
         devices = bool(fleet.bound)
         counts, so_far = self.recovery.failures, len(totals.failed)
         counts.apply(self.strategy.settings, round_, kind, failures, asked, so_far, devices)
+
+
+def _scored_part(plan: Plan) -> str:
+    return "personalization" if plan.stages else "model"

@@ -156,10 +156,10 @@ class Rounds:
         round_ += self.recovery.done
         found = self.exchange.updates(replies, self.layout, self.checks.evaluation)
         updates = [update.without_counts() for update in found]
+        self.receiving.scored(round_, updates, self.exchange)
         self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        self.receiving.scored(round_, updates, self.exchange.requests)
         due = evaluations.is_due(self.settings, round_)
         # A final phase asks all clients; in a round without an evaluation, nobody has answered.
         those = {*evaluations.evaluated(self.strategy)} if updates else ()

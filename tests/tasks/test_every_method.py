@@ -162,10 +162,14 @@ def test_a_round_whose_mean_leaves_a_diverged_client_out_is_no_better(
     assert (summary["evaluated"], summary["evaluated_of"]) == (3, 4)
 
 
-def test_a_diverged_client_of_a_regression_costs_that_client(tmp_path, serial_run, read_csv):
-    """Its errors are not numbers, so it has no row; the others have theirs."""
+@pytest.mark.parametrize("kind", ["regression", "tokens"])
+def test_a_diverged_client_without_scores_costs_that_client(kind, tmp_path, serial_run, caplog):
+    """Its errors are not numbers, so it has no row, and the rate to lower is named."""
     with pytest.raises(RunError, match=r"is not finite: training diverged"):
         serial_run(
-            kinds.options(tmp_path, "regression"),
+            kinds.options(tmp_path, kind),
             'strategy="fedavg" num-rounds=1 fraction-train=1.0 finetune-epochs=20 finetune-lr=1e9',
         )
+    (line,) = (line for line in caplog.messages if "diverged, client" in line)
+    assert line.startswith("round 1: personalization diverged, client 0, 1, ")
+    assert line.endswith(": they are in no score; use a smaller finetune-lr than 1e+09")
