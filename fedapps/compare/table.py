@@ -26,6 +26,7 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 NAMED = 4  # up to this many methods or data sets are named; of more, only the number is
 FRAME = 24  # width of all columns but settings and scores
 CELL = 17  # width of a score, with the space between columns
+LEVEL = 0.05  # of all tests together
 NARROW = 20  # with a narrower column of settings, each group's settings are a line of their own
 
 
@@ -115,6 +116,7 @@ def differences(comparison: Comparison, sign: str) -> Table:
     metric = comparison.metric
     unit = "points" if metric.unit else metric.short
     table = _of_numbers("n", unit, "95 % interval", "p of a paired t-test")
+    digits = _digits_of_p(comparison)
     for pair in comparison.pairs:
         spread = "" if pair.std is None else f" {sign} {metric.digits(pair.std)}"
         bounds = [metric.digits(value, "+") for value in pair.interval or ()]
@@ -123,7 +125,7 @@ def differences(comparison: Comparison, sign: str) -> Table:
             str(len(pair.seeds)),
             f"{metric.digits(pair.mean, '+')}{spread}",
             " to ".join(bounds),
-            _chance(pair),
+            _chance(pair, digits),
         )
     return table
 
@@ -158,10 +160,23 @@ def _settings(comparison: Comparison) -> dict[str, list[str]]:
     return {"settings": [label(group, comparison.keys) for group in groups]}
 
 
-def _chance(pair: Pair) -> str:
+def _chance(pair: Pair, digits: int) -> str:
     if len(pair.seeds) < FEWEST:
         return f"{number(len(pair.seeds), 'seed')}: no finding"
-    return "the same difference in all" if pair.p is None else f"{pair.p:.2g}"
+    return "the same difference in all" if pair.p is None else f"{pair.p:.{digits}g}"
+
+
+def _bound(comparison: Comparison) -> tuple[float, list[float]]:
+    """Return what each p is compared with, and all p (Bonferroni)."""
+    known = [pair.p for pair in comparison.pairs if pair.p is not None]
+    return LEVEL / max(1, len(known)), known
+
+
+def _digits_of_p(comparison: Comparison) -> int:
+    """Return the digits, at least 2, that show which p are below the bound."""
+    bound, known = _bound(comparison)
+    others = [p for p in known if p != bound]
+    return next(n for n in range(2, 18) if f"{bound:.{n}g}" not in [f"{p:.{n}g}" for p in others])
 
 
 def _cautions(comparison: Comparison) -> Iterator[str]:
@@ -170,6 +185,7 @@ def _cautions(comparison: Comparison) -> Iterator[str]:
     if len(comparison.groups) > ALL_PAIRS and comparison.pairs:
         first = comparison.groups[0].name
         yield f"groups are compared with {first}, the first; to change this, name another run first"
-    tests = sum(pair.p is not None for pair in comparison.pairs)
-    if tests > 1:
-        yield f"{tests} tests: compare each p with 0.05 / {tests} = {0.05 / tests:.2g}"
+    bound, known = _bound(comparison)
+    if (tests := len(known)) > 1:
+        told = f"{bound:.{_digits_of_p(comparison)}g}"
+        yield f"{tests} tests: compare each p with {LEVEL} / {tests} = {told}"

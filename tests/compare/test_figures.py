@@ -1,5 +1,6 @@
 """The figures of a comparison, printed and as CSV, against pandas and SciPy on rounds.csv."""
 
+import dataclasses
 import json
 import tomllib
 
@@ -8,8 +9,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedapps.compare import table as printing
+from fedapps.compare.comparison import compared
 from fedapps.compare.groups import grouped
-from fedapps.compare.pairs import pairs
+from fedapps.compare.pairs import Pair, pairs
 from fedapps.compare.runs import read
 from fedapps.tasks import CLASSIFICATION
 from tests.support.made_runs import COSTS, scored_run
@@ -184,6 +187,24 @@ def test_several_tests_are_told_and_equal_differences_are_no_test(made, compare)
     runs = [*folder.parent.iterdir()]
     assert printed["B - A"] == expected_difference(runs, "fedavg", "fedper")
     assert "2 tests: compare each p with 0.05 / 2 = 0.025\n" in compared.out
+
+
+@pytest.mark.parametrize(("values", "told", "bound"), [
+    ((0.01653, 0.3, 0.04), ["0.0165", "0.3", "0.04"], "0.0167"),
+    ((0.01668, 0.016661, 0.04), ["0.01668", "0.01666", "0.04"], "0.01667"),
+    ((0.0153, 0.3, 0.04), ["0.015", "0.3", "0.04"], "0.017"),
+    ((0.05 / 3, 0.3, 0.04), ["0.017", "0.3", "0.04"], "0.017"),  # it is equal
+    ((0.0498,), ["0.0498"], None),
+])  # fmt: skip
+def test_it_can_be_seen_which_p_are_below_their_bound(values, told, bound, made, capsys):
+    those = [Pair("A", "B", (0, 1, 2), 1.0, 0.5, (0.1, 1.9), p) for p in values]
+    whole = compared([read(made(f"lr{lr}", f"lr={lr}")) for lr in (1, 2)])
+    capsys.readouterr()
+    printing.show(dataclasses.replace(whole, pairs=those))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if "0.10 to" in line] == told
+    line = f"{len(values)} tests: compare each p with 0.05 / {len(values)} = {bound}"
+    assert (line in lines) == bool(bound)
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1, 1e9])
