@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedapps.core import changes, log, project
 from fedapps.core.settings import Settings
-from fedapps.core.words import number
+from fedapps.core.words import number, shortened
 from fedapps.report.columns import VIRTUAL, Columns
 from fedapps.report.console import console, readable
 from fedapps.report.rows import NEWCOMERS, RoundRow, is_counted
@@ -23,6 +23,7 @@ from fedapps.tasks import Metric
 
 NEAR = 0.02  # a balanced accuracy that differs less from that of guesses is no better
 OFTEN = 0.9  # share of a class that a model recognizes if it says this class nearly always
+LONGEST = 200  # letters of a setting in the table; config.toml has all of them
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 
 
@@ -199,10 +200,11 @@ def _table_rows(
         (m.label, f"{shown(m.initial)} initial, {shown(m.personalized)} personalized")
         for m in columns.task.metrics[1:]
     ]
+    changed = [changes.text_of({key: value}) for key, value in summary["changed"].items()]
     return [
         ("method", settings.strategy),
         ("data", settings.dataset),
-        ("changed settings", changes.text_of(summary["changed"]) or "none"),
+        ("changed settings", " ".join(shortened(text, LONGEST) for text in changed) or "none"),
         *([("layers", summary["layers"])] if summary.get("layers") else []),
         ("scored on", part),
         ("clients", f"{settings.num_clients}, {summary.get('clients', 0)} in the last round"),

@@ -11,7 +11,7 @@ from flwr.common.config import parse_config_args
 from safetensors.numpy import load_file
 from sklearn.metrics import f1_score
 
-from fedapps.core import registry
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, page, plots
@@ -397,6 +397,20 @@ def test_the_table_at_the_end_shows_errors_of_any_magnitude(capsys):
         "1.5e+09 initial, 1.235e-09 personalized", "- initial, - personalized",
     ):  # fmt: skip
         assert text in told
+
+
+def test_the_table_at_the_end_shortens_a_long_setting(capsys):
+    """Such as the categories of a column: thousands of them would hide all scores."""
+    texts = "|".join(f"item-{number}" for number in range(3000))
+    settings = config.read(config.parse([f'columns="a,kind:{texts}" lr=0.25']))
+    known = columns.columns_of(CLASSIFICATION)
+    summary = summarize(settings, [make_row(1)], known, 1.0)
+    assert summary["changed"]["columns"].endswith("|item-2999")
+    print_summary(summary, settings, known)
+    lines = capsys.readouterr().out.splitlines()
+    told = "".join(line[20:].strip() for line in lines)
+    assert "item-9|" in told and "lr=0.25" in told and "item-99" not in told
+    assert len(lines) < 30
 
 
 @pytest.mark.parametrize(
