@@ -36,6 +36,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.models import own
 from fedapps.models.adapters import saves_nothing
 from fedapps.report import directory
+from fedapps.report.about import About
 from fedapps.report.exporter import of_run
 from fedapps.report.loggers import check_installed
 from fedapps.report.report import Report
@@ -150,8 +151,8 @@ def _reporting(
         if settings.checkpoint_every:
             resume.offer(settings)
         names = (space.population.names, space.class_names)
-        found = fingerprints(rounds.strategy)
-        report = Report.create(settings, flat, space.task, names, found)
+        about = About.new(space.task, fingerprints(rounds.strategy), space.data.pooled)
+        report = Report.create(settings, flat, space.task, names, about)
         with resume.alone(report.folder):
             yield report
         return

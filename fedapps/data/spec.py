@@ -105,6 +105,19 @@ class Normalization:
 PLAIN = Normalization()  # values stay as they are
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """What a run has found in the samples of all clients, and its model needs ever after.
+
+    The `normalization` of inputs, the `scaling` of targets that are learned as numbers, and the
+    `columns` of a table's features, as the key of this name writes them.
+    """
+
+    normalization: Normalization
+    scaling: Normalization | None = None
+    columns: str = ""
+
+
 def per_feature(blocks: Blocks, missing: str) -> Normalization:
     """Return the normalization of float samples: mean and deviation of each feature, in float64.
 

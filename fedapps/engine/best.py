@@ -13,7 +13,7 @@ from fedapps.core.files import write_whole, writing
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.store import state_folders
-from fedapps.report import directory
+from fedapps.report import about, directory
 
 CONFIG = "config.toml"
 
@@ -26,14 +26,14 @@ def look(run: Path) -> str:
 def keep(run: Path, found: Checkpoint) -> None:
     """Replace `best/` in a run directory by this checkpoint and the clients' states.
 
-    With them go the config, and what the data call clients and classes.
+    With them go the config, what the data call clients and classes, and how they are scaled.
     The states of clients on devices are not copied. Raises `RunError` if `best/` cannot be written.
     """
     new, best = run / f".{directory.BEST}-{found.progress.round}", run / directory.BEST
     with writing(best):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # like `clients/` and `checkpoint/`: it has data of single clients
-        for name in (CONFIG, *directory.NAMED):
+        for name in (CONFIG, about.FILE, *directory.NAMED):
             if (run / name).exists():
                 shutil.copyfile(run / name, new / name)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))

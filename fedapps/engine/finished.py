@@ -26,7 +26,7 @@ from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations, returned
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
-from fedapps.engine.fingerprints import changed, fingerprints
+from fedapps.engine.fingerprints import NAMES, changed, fingerprints
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore, state_folder
 from fedapps.engine.versions import StateVersions
@@ -34,7 +34,7 @@ from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import Arrays, as_sent, put
 from fedapps.report import directory
-from fedapps.report.about import fingerprints_of
+from fedapps.report.about import fingerprints_of, pooled_of
 from fedapps.report.cells import harmless, original
 from fedapps.report.directory import MODEL
 from fedapps.training.plan import Plan
@@ -44,6 +44,10 @@ SUBSETS = ("train", "test", "validation")
 # The first two keys choose a round, which is over; with test samples they would be refused.
 # The third is for connections, and its certificates may be gone or on another machine.
 OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
+RESCALED = (
+    ", and values are scaled by their mean and deviation, so predictions can be others: this run is"
+    " of an earlier version, which did not keep its own"
+)
 
 
 def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
@@ -77,10 +81,11 @@ class FinishedRun:
         file cannot be read, or if the data have other clients or classes now.
         """
         settings = settings_of(folder, changes or {})
-        space = workspace(settings)
+        space = workspace(settings, kept := pooled_of(folder))
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
         for what in changed(fingerprints_of(folder), fingerprints(strategy)):
-            log.warning("%s: not as in the run: %s", folder, what)
+            lost = what == NAMES["data"] and space.data.pooled and not kept
+            log.warning("%s: not as in the run: %s%s", folder, what, RESCALED if lost else "")
         _check_names(folder, space)
         if checkpoint.rounds(folder):
             found = checkpoint.load(folder)

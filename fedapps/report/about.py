@@ -9,6 +9,7 @@ from uuid import uuid4
 import msgspec
 
 from fedapps.core.files import read_json, write_json
+from fedapps.data.spec import Pooled
 from fedapps.report.summary import versions
 from fedapps.tasks import AUTO, CLASSIFICATION, TASKS, Task
 
@@ -23,6 +24,7 @@ class _Known(msgspec.Struct):
     task: str = CLASSIFICATION.name
     metric: str = AUTO
     fingerprints: Fingerprints = {}
+    pooled: Pooled | None = None
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
     same name. The run was resumed `attempt` times, after the rounds `resumed`. Its `fingerprints`
-    tell whether data, method or model have changed meanwhile.
+    tell whether data, method or model have changed meanwhile. What it has `pooled` its model needs
+    ever after, whatever becomes of the data.
     """
 
     id: str
@@ -40,11 +43,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     task: str = CLASSIFICATION.name  # what is learned
     metric: str = AUTO  # that leads
     fingerprints: Fingerprints = {}
+    pooled: Pooled | None = None
     attempt: int = 0
     resumed: tuple[int, ...] = ()
 
     @classmethod
-    def new(cls, task: Task = CLASSIFICATION, fingerprints: Fingerprints | None = None) -> "About":
+    def new(
+        cls,
+        task: Task = CLASSIFICATION,
+        fingerprints: Fingerprints | None = None,
+        pooled: Pooled | None = None,
+    ) -> "About":
         """Return the content for a run of a task that starts now."""
         return cls(
             id=uuid4().hex,
@@ -54,6 +63,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
             task=task.name,
             metric=task.lead.name,
             fingerprints=fingerprints or {},
+            pooled=pooled,
         )
 
     @classmethod
@@ -85,6 +95,11 @@ def task_of(run: Path) -> Task:
 def fingerprints_of(run: Path) -> Fingerprints:
     """Return the fingerprints of a run directory; those of earlier versions have none."""
     return _known(run).fingerprints
+
+
+def pooled_of(run: Path) -> Pooled | None:
+    """Return what a run has pooled; None if nothing, or if an earlier version wrote the run."""
+    return _known(run).pooled
 
 
 def _known(run: Path) -> _Known:

@@ -18,7 +18,7 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
 from fedapps.report import directory
-from fedapps.report.about import About, Fingerprints
+from fedapps.report.about import About
 from fedapps.report.attempts import attempt, cause, said
 from fedapps.report.cells import Rows, csv_text
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
@@ -70,11 +70,10 @@ class Report:
     seconds_before: float = 0.0  # the run's time until it was resumed
     started: float = field(default_factory=time.monotonic)
     task: Task = CLASSIFICATION
-    fingerprints: Fingerprints = field(default_factory=dict)
+    about: About = field(default_factory=About.new)
 
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
-        self.about = About.new(self.task, self.fingerprints)
         named = (directory.names(self.folder, file) for file in directory.NAMED)
         self.columns = columns_of(self.task, *named, timed=bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)
@@ -89,7 +88,7 @@ class Report:
         flat_config: Mapping[str, Scalar],
         task: Task = CLASSIFICATION,
         names: Sequence[Sequence[str]] = ((),),
-        fingerprints: Fingerprints | None = None,
+        about: About | None = None,
     ) -> "Report":
         """Make `<runs-dir>/<run-name>/` with config.toml and the empty tables.
 
@@ -100,7 +99,7 @@ class Report:
         folder = directory.make(runs_dir, settings.run_name, changes.name_of(flat_config))
         directory.configure(folder, flat_config)  # first: without it, files are no run
         directory.write_names(folder, *names)
-        report = cls(folder, settings, task=task, fingerprints=fingerprints or {})
+        report = cls(folder, settings, task=task, about=about or About.new(task))
         for name, head in report._heads.items():
             directory.start(report.folder / name, [head])
         report.about.write(report.folder)

@@ -14,7 +14,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.settings import Settings
 from fedapps.data import population
-from fedapps.data.spec import PLAIN
+from fedapps.data.spec import PLAIN, Pooled
 from fedapps.tasks import Task, specs_of_devices, task_for
 from fedapps.training.batches import Samples
 from fedapps.training.torch_device import pick_torch_device
@@ -25,17 +25,22 @@ MEBI = 2**20
 class RunData:
     """Gives samples as tensors: inputs [n, *shape], targets [n, ...], both on `torch_device`.
 
-    `task` says what is learned of them, and `settings` how many clients there are. If they are
-    `pooled`, mean and deviation of the values come from the samples of all clients that train.
+    `task` says what is learned of them, and `settings` how many clients there are. `pooled` is what
+    comes from the samples of all clients that train, such as mean and deviation of the values; None
+    if nothing does. What a run found is given when it is over, because its data can be others now.
     By default, the data set is that of the settings. A device has a `dataset` of its own, all of
     which belongs to its `client`.
     """
 
     def __init__(
-        self, settings: Settings, dataset: data.Dataset | None = None, client: int | None = None
+        self,
+        settings: Settings,
+        dataset: data.Dataset | None = None,
+        client: int | None = None,
+        pooled: Pooled | None = None,
     ) -> None:
         self.settings = settings
-        found = dataset or _load(settings)
+        found = dataset or _load(settings, pooled.columns if pooled else "")
         task = task_for(settings.task, found.inputs, found.targets, found.name, found.names)
         values = task.values(found.target_values)
         found = replace(found, targets=task.learned(found.targets), target_values=values)
@@ -46,12 +51,16 @@ class RunData:
         if not settings.num_clients:  # everybody whom the data name
             everyone = len(self.population.training) + len(self.population.held_out)
             self.settings = msgspec.structs.replace(settings, num_clients=everyone)
+        if pooled:
+            found = replace(found, normalization=pooled.normalization, scaling=pooled.scaling)
         scales = task.scales and found.scaling is None
-        self.pooled = client is None and (scales or found.normalization is None)
         if scales or found.normalization is None:
             indices = self._training_indices()
             found = found if found.normalization else found.normalized(indices)
             found = found.scaled(indices) if scales else found
+            if client is None and found.normalization:
+                pooled = Pooled(found.normalization, found.scaling, found.columns)
+        self.pooled = pooled
         self.task: Task = task.scaled(found.scaling or PLAIN).leading(settings.metric)
         self.dataset = found
         self.torch_device = pick_torch_device(settings.device)
@@ -100,8 +109,15 @@ class RunData:
         return inputs, targets.to(self.torch_device)
 
 
-def _load(settings: Settings) -> data.Dataset:
-    """Open the run's data set; a server of devices knows only its shape and classes."""
+def _load(settings: Settings, columns: str) -> data.Dataset:
+    """Open the run's data set; a server of devices knows only its shape and classes.
+
+    `columns` are those of a run that is over, if they are known: a table can have others now.
+    """
     if settings.dataset == DEVICE:
         return data.declared(DEVICE, *specs_of_devices(settings))
-    return data.load(settings.dataset, settings.data_root, data.Form.of(settings))
+    form = data.Form.of(settings)
+    found = data.load(settings.dataset, settings.data_root, form)
+    if columns in ("", found.columns):
+        return found
+    return data.load(settings.dataset, settings.data_root, replace(form, columns=columns))

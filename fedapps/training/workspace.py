@@ -10,7 +10,7 @@ from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
 from fedapps.core.settings import Settings
-from fedapps.data.spec import Normalization
+from fedapps.data.spec import Normalization, Pooled
 from fedapps.models.layers import Slice
 from fedapps.training.resident import ResidentModel, resident_model
 from fedapps.training.run_data import MEBI, RunData
@@ -105,11 +105,12 @@ class Workspace:
 
 
 @lru_cache(maxsize=1)
-def workspace(settings: Settings) -> Workspace:
+def workspace(settings: Settings, pooled: Pooled | None = None) -> Workspace:
     """Return this process's workspace for a run; another run's workspace replaces it.
 
-    A new workspace sets the number of torch threads of the process. Raises `RunError` if the model,
-    the data set or the GPU is not there.
+    Of a run that is over, `pooled` is what it found in its data. A new workspace sets the number of
+    torch threads of the process. Raises `RunError` if the model, the data set or the GPU is not
+    there.
     """
     torch.set_num_threads(settings.threads)
-    return Workspace(settings)
+    return Workspace(settings, RunData(settings, pooled=pooled))
