@@ -87,13 +87,19 @@ def clients_in(path: Path, column: str) -> int:
 
 
 def unlabelled(
-    path: Path, inputs: Spec, columns: str = "", gaps: bool = False, copy: bool = False
+    path: Path,
+    inputs: Spec,
+    columns: str = "",
+    gaps: bool = False,
+    copy: bool = False,
+    client_column: str = "",
 ) -> Rows:
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
     Or a picture, a folder of pictures, or a table with the `columns` of the model. With `gaps`,
-    values may be missing; a `copy` of a data frame has rows instead of lines. Raises `RunError` if
-    they are not what the model takes.
+    values may be missing; a `copy` of a data frame has rows instead of lines. If the table has the
+    `client_column` of the run, each window has rows of one client. Raises `RunError` if they are
+    not what the model takes.
     """
     word = "images" if inputs.image else "inputs"
     if inputs.image and (path.is_dir() or (kind_of(path) in PICTURES and path.exists())):
@@ -109,7 +115,7 @@ def unlabelled(
         if inputs.is_whole:
             values = texts.unlabelled(file, columns, inputs.shape[0])
         else:
-            values = tables.unlabelled(file, columns, inputs.shape, gaps)
+            values = tables.unlabelled(file, columns, inputs.shape, gaps, client_column)
         arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)

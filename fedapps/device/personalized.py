@@ -23,6 +23,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz, write_whole
 from fedapps.core.schema import Scalar
+from fedapps.core.words import composed
 from fedapps.data.pictures import MOST_PIXELS
 from fedapps.data.spec import PLAIN, Normalization, Spec, label_spec
 from fedapps.method.flower import BaseClient
@@ -222,7 +223,8 @@ def predict(
     not fit the model; of a file that is the `copy` of a data frame, it names rows, not lines.
     """
     about = model.about
-    rows = data.unlabelled(samples, about.inputs, about.columns, bool(about.filling), copy)
+    gaps, who = bool(about.filling), composed(str(about.config.get("client-column", "")))
+    rows = data.unlabelled(samples, about.inputs, about.columns, gaps, copy, who)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

@@ -724,6 +724,33 @@ def test_to_predict_a_recording_needs_a_window(tmp_path):
         unlabelled(tmp_path / "t.csv", Spec((8, 2)), "x,y")
 
 
+def test_a_window_to_predict_is_of_one_client(tmp_path):
+    """Training takes rows by time; end to end, they would make series that nobody has lived."""
+    table = pd.DataFrame({"who": [7, 8] * 6, "x": np.arange(12.0), "y": 0.0})
+    table.to_csv(tmp_path / "mixed.csv", index=False)
+    table.sort_values("who", kind="stable").to_csv(tmp_path / "sorted.csv", index=False)
+    asked = {"inputs": Spec((4, 1)), "columns": "x", "client_column": "who"}
+    with pytest.raises(RunError) as error:
+        unlabelled(tmp_path / "mixed.csv", **asked)
+    assert str(error.value).endswith(
+        "mixed.csv: line 2: the window of sample 0 begins with 7 and goes on with 8 (client-column"
+        " = who); sort the rows by who, and give each a multiple of 4 rows"
+    )
+    with pytest.raises(
+        RunError, match=r"sorted\.csv: line 6: the window of sample 1 begins with 7"
+    ):
+        unlabelled(tmp_path / "sorted.csv", **asked)  # six rows of each
+    rows = unlabelled(tmp_path / "sorted.csv", **asked | {"inputs": Spec((3, 1))})
+    assert rows.read(np.arange(4))[..., 0].tolist() == [
+        [0, 2, 4],
+        [6, 8, 10],
+        [1, 3, 5],
+        [7, 9, 11],
+    ]
+    table[["x"]].to_csv(tmp_path / "mixed.csv", index=False)
+    assert unlabelled(tmp_path / "mixed.csv", **asked).starts[-1] == 3
+
+
 @pytest.mark.parametrize(("file", "inputs", "columns", "line"), [
     ("x.npz", Spec((3,), "int64", 9), "", "x.npz: float32 samples of shape [3]; the model takes"
      " integers (tokens) [3]"),
