@@ -44,11 +44,10 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.device import personalized
 
     model = read_model(options)
-    found = personalized.predict(model, options.input)
+    found = personalized.predict(model, options.input, tell=_note)
     shape = model.about.inputs.shape
     if model.about.columns and len(shape) > 1 and options.input.suffix.lower() != ".npz":
-        note = f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on"
-        print(f"note: {note}; rows that fill no window are left out", file=sys.stderr)
+        _note(f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on")
     if options.output:
         personalized.save_predictions(options.output, model.about, *found)
         print(options.output)
@@ -56,3 +55,7 @@ def run(options: argparse.Namespace) -> int:
     for line in personalized.lines(model.about, *found):
         print(line)
     return 0
+
+
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)

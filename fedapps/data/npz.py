@@ -170,7 +170,8 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
 class Rows:
     """The samples of one file: first train, then val (if there is any), then test.
 
-    With `gaps`, NaN stands for a value that is missing, and is let through.
+    With `gaps`, NaN stands for a value that is missing, and is let through. `told` are lines that a
+    user has to know.
 
     Rows are read from the file each time that they are needed. So no process holds all of them; the
     page cache of the machine holds them once for all processes.
@@ -178,6 +179,7 @@ class Rows:
 
     arrays: tuple[Array, ...]
     gaps: bool = False
+    told: tuple[str, ...] = ()
 
     @cached_property
     def starts(self) -> np.ndarray:

@@ -101,7 +101,7 @@ def unlabelled(
     `client_column` of the run, each window has rows of one client. Raises `RunError` if they are
     not what the model takes.
     """
-    word = "images" if inputs.image else "inputs"
+    word, told = "images" if inputs.image else "inputs", list[str]()
     if inputs.image and (path.is_dir() or (kind_of(path) in PICTURES and path.exists())):
         return Rows((held(path, word, pictures(path, inputs.shape)),))
     if path.is_dir():
@@ -109,13 +109,13 @@ def unlabelled(
     named = f"the array {word} or test_{word}"
     if kind_of(path) in TABLES and columns:
         with needed(str(path)):
-            from fedapps.data.forms import tables, texts  # load pandas
+            from fedapps.data.forms import asked, texts  # load pandas
 
         file = File(path, copy=copy)
         if inputs.is_whole:
             values = texts.unlabelled(file, columns, inputs.shape[0])
         else:
-            values = tables.unlabelled(file, columns, inputs.shape, gaps, client_column)
+            values, told = asked.read(file, columns, inputs.shape, gaps, client_column)
         arrays = {word: held(path, word, values)}
     elif kind_of(path) != ".npz" and path.is_file() and not is_zipfile(path):
         or_table = f", or a table ({', '.join(TABLES)})" * bool(columns)
@@ -136,7 +136,7 @@ def unlabelled(
     if found.choices > inputs.choices:
         known = f"0..{inputs.choices - 1}"
         raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")
-    rows = Rows((array,), gaps)
+    rows = Rows((array,), gaps, tuple(told))
     if inputs.image:
         check_pixels(rows)
     return rows

@@ -6,7 +6,7 @@ what inputs and targets are, class names and normalization as JSON. A file is wr
     python -m fedapps predict DIR --input images.npz
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedapps import data, models
-from fedapps.core import config, registry
+from fedapps.core import config, log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz, write_whole
@@ -214,17 +214,23 @@ def _check_inputs(about: ModelMetadata) -> None:
 
 
 def predict(
-    model: Personalized, samples: Path, copy: bool = False
+    model: Personalized,
+    samples: Path,
+    copy: bool = False,
+    tell: Callable[[str], None] = log.warning,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return predictions [n, ...] and their probabilities, if there are any, for an .npz file.
 
     Predictions have the form of the task's targets; probabilities are float32 [n, classes]. The
     samples' key is `images` (for others `inputs`), or `test_images`. Raises `RunError` if they do
-    not fit the model; of a file that is the `copy` of a data frame, it names rows, not lines.
+    not fit the model; of a file that is the `copy` of a data frame, it names rows, not lines. What
+    a user has to know, such as rows that are left out, goes to `tell`.
     """
     about = model.about
     gaps, who = bool(about.filling), composed(str(about.config.get("client-column", "")))
     rows = data.unlabelled(samples, about.inputs, about.columns, gaps, copy, who)
+    for line in rows.told:
+        tell(line)
     none = np.zeros(int(rows.starts[-1]), np.int64)
     asked = data.Dataset("asked", about.inputs, label_spec(1), none, 0, about.normalization, rows)
     normalised, _ = asked.tensors(np.arange(len(none)))

@@ -157,43 +157,6 @@ def _places(rows: Rows, form: Form) -> np.ndarray:
     return places(rows.file, named.ffill().to_numpy(object))
 
 
-def unlabelled(
-    file: File, rule: str, shape: tuple[int, ...], gaps: bool, client_column: str = ""
-) -> np.ndarray:
-    """Read a table without targets: float32 [N, F]; or its windows, [N, *shape], end to end.
-
-    With `gaps`, NaN stands for a missing value. Raises `RunError` if the table has the client
-    column of the run, and a window has rows of several clients.
-    """
-    chosen = columns.parsed(rule)
-    kept = _kept(Form(columns=rule), ())
-    named = [client_column, *(column.name for column in chosen)]
-    frames = frames_of([file.path], [client_column, *kept], named, kept)
-    rows = Rows.of(frames, [file], kept)
-    values = columns.encoded(rows, chosen, gaps).astype(np.float32)
-    if len(shape) < 2:
-        return values
-    if len(values) < shape[0]:
-        raise RunError(f"{file.path}: has {number(len(values), 'row')}; a window has {shape[0]}")
-    whole = len(values) // shape[0] * shape[0]
-    if client_column in rows.frame:
-        _check_windows(rows, whole, shape[0], client_column)
-    return values[:whole].reshape(-1, shape[0], values.shape[1])
-
-
-def _check_windows(rows: Rows, whole: int, size: int, client_column: str) -> None:
-    """Refuse windows, end to end in the first `whole` rows, that have rows of several clients."""
-    owners = rows.frame[client_column].astype(str).to_numpy(object)[:whole].reshape(-1, size)
-    if (mixed := (owners != owners[:, :1]).any(axis=1)).any():
-        sample = int(mixed.argmax())
-        first, second = list(dict.fromkeys(owners[sample]))[:2]
-        raise RunError(
-            f"{rows.where(sample * size)}: the window of sample {sample} begins with {first} and"
-            f" goes on with {second} (client-column = {client_column}); sort the rows by"
-            f" {client_column}, and give each a multiple of {size} rows"
-        )
-
-
 def _others(frame: pd.DataFrame, form: Form) -> list[str]:
     return [str(name) for name in frame.columns if name != form.client_column]
 

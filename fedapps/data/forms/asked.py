@@ -1,0 +1,55 @@
+"""Tables to predict: rows without targets, or windows of such rows."""
+
+import numpy as np
+
+from fedapps.core.errors import RunError
+from fedapps.core.words import number
+from fedapps.data.forms import columns
+from fedapps.data.forms.form import File
+from fedapps.data.forms.frames import Rows, frames_of
+
+
+def read(
+    file: File, rule: str, shape: tuple[int, ...], gaps: bool, client_column: str = ""
+) -> tuple[np.ndarray, list[str]]:
+    """Return the samples of a table, float32 [N, F], or its windows [N, *shape], and what to tell.
+
+    Windows follow one another from the first row on. With `gaps`, NaN stands for a missing value.
+    Raises `RunError` if the table has the client column of the run, and a window has rows of
+    several clients.
+    """
+    chosen = columns.parsed(rule)
+    kept = {column.name: column.texts for column in chosen if column.texts}
+    named = [client_column, *(column.name for column in chosen)]
+    frames = frames_of([file.path], [client_column, *kept], named, kept)
+    rows, told = Rows.of(frames, [file], kept), list[str]()
+    if len(shape) > 1:
+        rows, told = _whole_windows(rows, shape[0], client_column)
+    values = columns.encoded(rows, chosen, gaps).astype(np.float32)
+    return values.reshape(-1, *shape[:-1], values.shape[1]), told
+
+
+def _whole_windows(rows: Rows, size: int, client_column: str) -> tuple[Rows, list[str]]:
+    """Return the rows that fill windows, end to end, and what to tell of the others."""
+    there, path = len(rows.frame), rows.files[0].path
+    if there < size:
+        raise RunError(f"{path}: has {number(there, 'row')}; a window has {size}")
+    left = there % size
+    rows = rows.take(np.arange(there - left))
+    if client_column in rows.frame:
+        _check_windows(rows, size, client_column)
+    told = f"the last {left} of {there} rows fill no window of {size} rows, and are left out"
+    return rows, [told] * bool(left)
+
+
+def _check_windows(rows: Rows, size: int, client_column: str) -> None:
+    """Refuse a window that has rows of several clients."""
+    owners = rows.frame[client_column].astype(str).to_numpy(object).reshape(-1, size)
+    if (mixed := (owners != owners[:, :1]).any(axis=1)).any():
+        sample = int(mixed.argmax())
+        first, second = list(dict.fromkeys(owners[sample]))[:2]
+        raise RunError(
+            f"{rows.where(sample * size)}: the window of sample {sample} begins with {first} and"
+            f" goes on with {second} (client-column = {client_column}); sort the rows by"
+            f" {client_column}, and give each a multiple of {size} rows"
+        )

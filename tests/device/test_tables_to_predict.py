@@ -1,0 +1,51 @@
+"""What a user is told of a table to predict, from Python and by `fedapps predict`."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedapps
+from fedapps.__main__ import main
+from fedapps.core.errors import RunError
+
+KEYS = 'partitioner="natural" num-clients=0 client-column="who" model="mlp" num-rounds=1'
+
+
+@pytest.fixture
+def table():
+    """Rows of two people by time, with a target."""
+    draws = np.random.default_rng(0)
+    found = pd.DataFrame({"who": ["anna", "ben"] * 60, "x": draws.normal(size=120)})
+    return found.assign(mood=["up", "down"] * 60, y=draws.normal(size=120))
+
+
+@pytest.fixture
+def run(table, tmp_path, serial_run):
+    """Return run(*run_config) -> a finished run on the table; the config says how it is read."""
+    table.to_csv(tmp_path / "t.csv", index=False)
+
+    def made(*run_config):
+        data = f'dataset="{tmp_path / "t.csv"}" target-column="y" task="regression"'
+        return fedapps.load(serial_run(data, KEYS, 'strategy="fedavg"', *run_config))
+
+    return made
+
+
+def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys):
+    study = run('window=4 columns="x"')
+    asked = table[table.who == "anna"].head(10)
+    windows = asked.x.to_numpy(np.float32)[:8].reshape(2, 4, 1)
+    caplog.clear()
+    expected = study.predict(None, windows)
+    assert not caplog.messages
+    np.testing.assert_array_equal(study.predict(None, asked), expected)
+    told = "the last 2 of 10 rows fill no window of 4 rows, and are left out"
+    assert caplog.messages == [told]
+    asked.to_csv(tmp_path / "asked.csv", index=False)
+    capsys.readouterr()
+    assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert f"note: {told}\n" in err
+    with pytest.raises(RunError, match=r"^x: row 0: the window of sample 0 begins with anna and"):
+        study.predict(None, table.head(8))
