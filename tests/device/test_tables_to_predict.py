@@ -49,3 +49,19 @@ def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys)
     assert f"note: {told}\n" in err
     with pytest.raises(RunError, match=r"^x: row 0: the window of sample 0 begins with anna and"):
         study.predict(None, table.head(8))
+
+
+def test_a_missing_value_is_refused_where_it_is(run, table, tmp_path, capsys):
+    study = run('columns="x,mood=up|down"')
+    asked = table.head(4)
+    asked.loc[2, "mood"] = None
+    asked.to_csv(tmp_path / "asked.csv", index=False)
+    told = (
+        "column mood is empty; the model fills no values, as its run did not (missing=mean); leave"
+        " the row out"
+    )
+    with pytest.raises(RunError) as error:
+        study.predict(None, asked)
+    assert str(error.value) == f"x: row 2: {told}"
+    assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 1
+    assert f"asked.csv: line 4: {told}\n" in capsys.readouterr().err

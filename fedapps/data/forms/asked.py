@@ -7,6 +7,7 @@ from fedapps.core.words import number
 from fedapps.data.forms import columns
 from fedapps.data.forms.form import File
 from fedapps.data.forms.frames import Rows, frames_of
+from fedapps.data.spec import FILLS
 
 
 def read(
@@ -26,6 +27,13 @@ def read(
     if len(shape) > 1:
         rows, told = _whole_windows(rows, shape[0], client_column)
     values = columns.encoded(rows, chosen, gaps).astype(np.float32)
+    empty = rows.frame[[column.name for column in chosen]].isna().to_numpy()
+    if empty.any() and not gaps:
+        (row, column), whole = np.argwhere(empty)[0], "window" if len(shape) > 1 else "row"
+        raise RunError(
+            f"{rows.where(int(row))}: column {chosen[column].name} is empty; the model fills no"
+            f" values, as its run did not (missing={' or '.join(FILLS)}); leave the {whole} out"
+        )
     return values.reshape(-1, *shape[:-1], values.shape[1]), told
 
 
