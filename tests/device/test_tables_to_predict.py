@@ -65,3 +65,19 @@ def test_a_missing_value_is_refused_where_it_is(run, table, tmp_path, capsys):
     assert str(error.value) == f"x: row 2: {told}"
     assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 1
     assert f"asked.csv: line 4: {told}\n" in capsys.readouterr().err
+
+
+def test_how_many_values_are_filled_is_told(run, table, tmp_path, caplog, capsys):
+    study = run('columns="x,mood=up|down" missing="mean"')
+    asked = table.head(5)
+    asked.loc[2, ["x", "mood"]] = None
+    asked.loc[4, "x"] = None
+    caplog.clear()
+    study.predict(None, asked.dropna())
+    assert not caplog.messages
+    study.predict(None, asked)
+    assert caplog.messages == ["3 of 10 values are missing, and filled"]
+    asked.to_csv(tmp_path / "asked.csv", index=False)
+    capsys.readouterr()
+    assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 0
+    assert capsys.readouterr().err == "note: 3 of 10 values are missing, and filled\n"

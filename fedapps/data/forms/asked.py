@@ -34,6 +34,8 @@ def read(
             f"{rows.where(int(row))}: column {chosen[column].name} is empty; the model fills no"
             f" values, as its run did not (missing={' or '.join(FILLS)}); leave the {whole} out"
         )
+    if empty.any():
+        told.append(f"{empty.sum()} of {number(empty.size, 'value')} are missing, and filled")
     return values.reshape(-1, *shape[:-1], values.shape[1]), told
 
 
