@@ -42,17 +42,18 @@ class Population:
         return self.training[0]
 
 
-def partitioned(dataset: Dataset, settings: Settings) -> Population:
+def partitioned(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) -> Population:
     """Return the clients 0..N-1 of `num-clients`, among whom a data set is distributed.
 
     It is distributed when the first share is needed. A server of devices has no samples to
-    distribute, and needs no shares. With `partitioner="natural"`, the data say who the clients are.
+    distribute, and needs no shares. With `partitioner="natural"`, the data say who the clients are;
+    those of a run that is over are `known`.
     """
     if settings.split == "official" and 0 < dataset.num_train == len(dataset.target_values):
         raise RunError('split = "official": the data have no test set; use split = "merged"')
     natural = None
     if settings.partitioner == NATURAL and settings.dataset != DEVICE:
-        natural = clients_of(dataset, settings)
+        natural = clients_of(dataset, settings, known)
         settings = msgspec.structs.replace(settings, num_clients=len(natural.names))
 
     @cache

@@ -81,7 +81,7 @@ class FinishedRun:
         file cannot be read, or if the data have other clients or classes now.
         """
         settings = settings_of(folder, changes or {})
-        space = workspace(settings, kept := pooled_of(folder))
+        space = workspace(settings, kept := pooled_of(folder), directory.names(folder))
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
         for what in changed(fingerprints_of(folder), fingerprints(strategy)):
             lost = what == NAMES["data"] and space.data.pooled and not kept

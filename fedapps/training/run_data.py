@@ -1,5 +1,6 @@
 """The data of a run in one process: the data set, its population, and tensors of their samples."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
@@ -27,7 +28,8 @@ class RunData:
 
     `task` says what is learned of them, and `settings` how many clients there are. `pooled` is what
     comes from the samples of all clients that train, such as mean and deviation of the values; None
-    if nothing does. What a run found is given when it is over, because its data can be others now.
+    if nothing does. When a run is over, what it found is given, and as `known` the names of its
+    clients, because its data can be others now.
     By default, the data set is that of the settings. A device has a `dataset` of its own, all of
     which belongs to its `client`.
     """
@@ -38,6 +40,7 @@ class RunData:
         dataset: data.Dataset | None = None,
         client: int | None = None,
         pooled: Pooled | None = None,
+        known: Sequence[str] = (),
     ) -> None:
         self.settings = settings
         found = dataset or _load(settings, pooled.columns if pooled else "")
@@ -45,7 +48,7 @@ class RunData:
         values = task.values(found.target_values)
         found = replace(found, targets=task.learned(found.targets), target_values=values)
         if client is None:
-            self.population = population.partitioned(found, settings)
+            self.population = population.partitioned(found, settings, known)
         else:
             self.population = population.of_device(found, settings, client)
         if not settings.num_clients:  # everybody whom the data name

@@ -105,12 +105,14 @@ class Workspace:
 
 
 @lru_cache(maxsize=1)
-def workspace(settings: Settings, pooled: Pooled | None = None) -> Workspace:
+def workspace(
+    settings: Settings, pooled: Pooled | None = None, known: tuple[str, ...] = ()
+) -> Workspace:
     """Return this process's workspace for a run; another run's workspace replaces it.
 
-    Of a run that is over, `pooled` is what it found in its data. A new workspace sets the number of
-    torch threads of the process. Raises `RunError` if the model, the data set or the GPU is not
-    there.
+    Of a run that is over, `pooled` is what it found in its data, and `known` are its clients. A new
+    workspace sets the number of torch threads of the process. Raises `RunError` if the model, the
+    data set or the GPU is not there.
     """
     torch.set_num_threads(settings.threads)
-    return Workspace(settings, RunData(settings, pooled=pooled))
+    return Workspace(settings, RunData(settings, pooled=pooled, known=known))

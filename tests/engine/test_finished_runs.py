@@ -358,3 +358,31 @@ def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, seria
         return
     with pytest.raises(RunError, match=f"needs the data of the run: {told}$"):
         FinishedRun.open(folder)
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+def test_clients_that_have_come_to_the_data_since_are_left_out(wanted, serial_run, tmp_path):
+    """Even in the middle of the alphabet; and of whom some were drawn, the same ones stay."""
+    draws = np.random.default_rng(0)
+    table = pd.DataFrame({"x": draws.normal(size=90), "who": ["anna", "ben", "carl"] * 30})
+    table["y"] = (table.x > 0).astype(int)
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    words = f'dataset="{path}" model="mlp" client-column="who" partitioner="natural"'
+    folder = serial_run(words, f'num-clients={wanted} strategy="fedper" num-rounds=1 seed=1')
+    before = FinishedRun.open(folder)
+    names = before.space.population.names
+    assert len(names) == (wanted or 3)
+    kept = [run_models.of_run(before, number).state_dict() for number in range(len(names))]
+    more = table[table.who == "ben"]
+    new = [more.assign(who=who, x=5 * more.x) for who in ("abel", "bea", "zoe")]
+    pd.concat([table, *new]).to_csv(path, index=False)
+    workspace.cache_clear()  # as in a new process
+    now = FinishedRun.open(folder)
+    assert now.space.population.names == names
+    for number, name in enumerate(names):
+        x, _ = now.samples(number, "train")
+        assert {*x[:, 0]} <= {*table.x[table.who == name].astype(np.float32)}
+        found = run_models.of_run(now, number).state_dict()
+        assert found.keys() == kept[number].keys()
+        assert all(torch.equal(value, kept[number][key]) for key, value in found.items())

@@ -1,5 +1,6 @@
 """Clients that exist: each group of the data, such as a person or a hospital, is a client."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +30,15 @@ class Found:
     told: tuple[str, ...] = ()
 
 
-def clients_of(dataset: Dataset, settings: Settings) -> Found:
+def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) -> Found:
     """Return the clients that the data name, and their samples.
 
     Clients are in the order of their names, or of their numbers if all are numbers. A group with
     fewer than `min-samples` samples to train on (to train and test on with `split="merged"`) or
-    without any to be tested on is no client. With `num-clients`, so many are drawn. Raises
-    `RunError` if the data do not say who a sample is from, or if too few groups are left.
+    without any to be tested on is no client. With `num-clients`, so many are drawn. If all who
+    are `known` as clients of a run that is over are left, they keep their numbers, and nobody else
+    is a client. Raises `RunError` if the data do not say who a sample is from, or if too few groups
+    are left.
     """
     if dataset.groups is None:
         more = "" if dataset.columns else "".join(f"; {line}" for line in dataset.told)
@@ -57,11 +60,15 @@ def clients_of(dataset: Dataset, settings: Settings) -> Found:
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
             f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
-    if wanted:
-        left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
     texts = names.astype(str)
-    if all(text.lstrip("-").isdecimal() for text in texts):
-        left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
+    places = {texts[place]: place for place in left.tolist()}
+    if known and {*known} <= places.keys():
+        left = np.array([places[name] for name in known])
+    else:
+        if wanted:
+            left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
+        if all(text.lstrip("-").isdecimal() for text in texts):
+            left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
     small = texts[~kept].tolist()
