@@ -198,7 +198,7 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, federation, rea
     found = [summary_of(folder)["epsilon_of_federation"] for folder in (first, second)]
     assert found == pytest.approx([alone_, both])
     told = ("epsilon of the federation", f"{both:.4g} in 2 runs")
-    assert told in summary._spent(summary_of(second))
+    assert told in summary._privacy(summary_of(second), config.read(config.stored(second)))
     manifest = json.loads((second / "model.manifest.json").read_text())
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
