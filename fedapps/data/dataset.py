@@ -23,8 +23,8 @@ class Dataset:
     `normalization`, the training samples of the run give it (`normalized`), and so the `scaling` of
     targets that are learned as numbers. If the data say who a sample is from, `groups` are [N], and
     name a subject, a user or a hospital. `names` are those of the classes, if the data have them;
-    `columns` those of a table's features, as the key `columns` writes them. `missing` is the
-    key of this name. `told` are lines that a user has to know.
+    `columns` and `target_column` those of a table, as the keys of these names write them. `missing`
+    is the key of this name. `told` are lines that a user has to know.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Dataset:
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     columns: str = ""
+    target_column: str = ""
     missing: str = "refuse"
     told: tuple[str, ...] = ()
     scaling: Normalization | None = None

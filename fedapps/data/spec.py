@@ -109,13 +109,15 @@ PLAIN = Normalization()  # values stay as they are
 class Pooled:
     """What a run has found in the samples of all clients, and its model needs ever after.
 
-    The `normalization` of inputs, the `scaling` of targets that are learned as numbers, and the
-    `columns` of a table's features, as the key of this name writes them.
+    The `normalization` of inputs, the `scaling` of targets that are learned as numbers, and of a
+    table the `columns` of its features and its `target_column`, as the keys of these names write
+    them.
     """
 
     normalization: Normalization
     scaling: Normalization | None = None
     columns: str = ""
+    target_column: str = ""
 
 
 def per_feature(blocks: Blocks, missing: str) -> Normalization:

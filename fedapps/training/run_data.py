@@ -43,7 +43,7 @@ class RunData:
         known: Sequence[str] = (),
     ) -> None:
         self.settings = settings
-        found = dataset or _load(settings, pooled.columns if pooled else "")
+        found = dataset or _load(settings, pooled)
         task = task_for(settings.task, found.inputs, found.targets, found.name, found.names)
         values = task.values(found.target_values)
         found = replace(found, targets=task.learned(found.targets), target_values=values)
@@ -62,7 +62,8 @@ class RunData:
             found = found if found.normalization else found.normalized(indices)
             found = found.scaled(indices) if scales else found
             if client is None and found.normalization:
-                pooled = Pooled(found.normalization, found.scaling, found.columns)
+                rules = (found.columns, found.target_column)
+                pooled = Pooled(found.normalization, found.scaling, *rules)
         self.pooled = pooled
         self.task: Task = task.scaled(found.scaling or PLAIN).leading(settings.metric)
         self.dataset = found
@@ -112,15 +113,17 @@ class RunData:
         return inputs, targets.to(self.torch_device)
 
 
-def _load(settings: Settings, columns: str) -> data.Dataset:
+def _load(settings: Settings, pooled: Pooled | None) -> data.Dataset:
     """Open the run's data set; a server of devices knows only its shape and classes.
 
-    `columns` are those of a run that is over, if they are known: a table can have others now.
+    Of a run that is over, the columns are those that it has `pooled`: a table can have others now.
     """
     if settings.dataset == DEVICE:
         return data.declared(DEVICE, *specs_of_devices(settings))
     form = data.Form.of(settings)
     found = data.load(settings.dataset, settings.data_root, form)
-    if columns in ("", found.columns):
+    if not pooled or (pooled.columns, pooled.target_column) == (found.columns, found.target_column):
         return found
-    return data.load(settings.dataset, settings.data_root, replace(form, columns=columns))
+    target = pooled.target_column or form.target_column
+    form = replace(form, columns=pooled.columns, target_column=target)
+    return data.load(settings.dataset, settings.data_root, form)

@@ -73,6 +73,22 @@ def test_a_model_predicts_the_same_after_its_data_have_changed(change, run, file
         assert [m for m in caplog.messages if m.endswith("not as in the run: the samples")]
 
 
+def test_a_column_more_does_not_become_the_target(serial_run, file):
+    """Without `target-column`, the target is the last column that the run has had."""
+    words = f'dataset="{file}" client-column="home" task="regression" partitioner="natural"'
+    keys = 'num-clients=0 split="last" missing="mean" model="mlp" strategy="fedavg" num-rounds=1'
+    opened = FinishedRun.open(serial_run(words, keys))
+    then = [opened.samples(client, "train") for client in range(2)]
+    readings().assign(note=range(120)).to_csv(file, index=False)
+    workspace.cache_clear()
+    now = FinishedRun.open(opened.folder)
+    for client, known in enumerate(then):
+        for part, expected in zip(now.samples(client, "train"), known, strict=True):
+            assert np.array_equal(part, expected, equal_nan=True)
+    targets = np.concatenate([targets for _, targets in then])
+    assert {*targets.ravel()} <= {*readings().next.dropna().astype(np.float32)}
+
+
 def test_an_exported_model_has_the_numbers_of_its_run(run, file, tmp_path):
     then = FinishedRun.open(run)
     parts = [then.samples(client, "train") for client in range(2)]

@@ -108,6 +108,7 @@ class Found:
     told: tuple[str, ...] = field(default=())
     tokens: int = 0  # different ones that inputs can have, if not all are in the data
     next_token: bool = False  # the targets are such tokens, too
+    target_column: str = ""
 
     def describe(self, data: Dataset, path: Path) -> Dataset:
         """Return the data set of these arrays with names of classes and columns.
@@ -129,7 +130,13 @@ class Found:
             numbered = [f"{number} = {name}" for number, name in enumerate(names)]
             told = (*told, f"the classes are {some(numbered)}", *alike("classes", names))
         return replace(
-            data, inputs=inputs, targets=targets, names=names, columns=self.columns, told=told
+            data,
+            inputs=inputs,
+            targets=targets,
+            names=names,
+            columns=self.columns,
+            target_column=self.target_column,
+            told=told,
         )
 
 

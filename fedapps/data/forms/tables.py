@@ -91,7 +91,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if targets and not form.targets:
         told.append(f"the target is column {targets[0]}: {LAST}")
     rule, tokens = columns.written(chosen), BYTES if form.text_length else 0
-    return Found(arrays, class_names, rule, tuple(told), tokens, form.goes_on)
+    return Found(arrays, class_names, rule, tuple(told), tokens, form.goes_on, ",".join(targets))
 
 
 def _target_columns(frame: pd.DataFrame, files: Sequence[File], form: Form) -> list[str]:
