@@ -121,9 +121,7 @@ def _load(settings: Settings, pooled: Pooled | None) -> data.Dataset:
     if settings.dataset == DEVICE:
         return data.declared(DEVICE, *specs_of_devices(settings))
     form = data.Form.of(settings)
-    found = data.load(settings.dataset, settings.data_root, form)
-    if not pooled or (pooled.columns, pooled.target_column) == (found.columns, found.target_column):
-        return found
-    target = pooled.target_column or form.target_column
-    form = replace(form, columns=pooled.columns, target_column=target)
+    if pooled and pooled.columns:
+        target = pooled.target_column or form.target_column
+        form = replace(form, columns=pooled.columns, target_column=target)
     return data.load(settings.dataset, settings.data_root, form)

@@ -89,6 +89,26 @@ def test_a_column_more_does_not_become_the_target(serial_run, file):
     assert {*targets.ravel()} <= {*readings().next.dropna().astype(np.float32)}
 
 
+@pytest.mark.parametrize("column", [
+    [np.nan, 20.5] * 60,
+    [f"house {row}" for row in range(120)],
+])  # fmt: skip
+def test_a_column_that_no_run_would_take_does_not_end_an_old_one(column, serial_run, file, caplog):
+    """One that is empty in some rows, or holds notes: the run has no use for it."""
+    table = readings().fillna(1)
+    table.to_csv(file, index=False)
+    words = f'dataset="{file}" client-column="home" target-column="next" task="regression"'
+    keys = 'num-clients=0 split="last" model="mlp" strategy="fedavg" num-rounds=1'
+    run = serial_run(words, 'partitioner="natural"', keys)
+    asked = table.head(8)
+    then = fedapps.load(run).predict(None, asked)
+    table.assign(more=column).to_csv(file, index=False)
+    workspace.cache_clear()
+    caplog.clear()
+    assert np.array_equal(fedapps.load(run).predict(None, asked), then)
+    assert not [message for message in caplog.messages if "not as in the run" in message]
+
+
 def test_an_exported_model_has_the_numbers_of_its_run(run, file, tmp_path):
     then = FinishedRun.open(run)
     parts = [then.samples(client, "train") for client in range(2)]
