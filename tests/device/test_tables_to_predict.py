@@ -51,6 +51,21 @@ def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys)
         study.predict(None, table.head(8))
 
 
+@pytest.mark.parametrize("who", [[None] * 8, ["anna", None, "anna", "anna"] + ["ben"] * 4])
+def test_a_row_of_nobody_in_a_table_of_windows_is_refused(who, run, table, tmp_path, capsys):
+    study = run('window=4 columns="x"')
+    asked = table.head(8).assign(who=who)
+    first = who.index(None)
+    told = "column who is empty (client-column); fill it, or leave the column out"
+    with pytest.raises(RunError) as error:
+        study.predict(None, asked)
+    assert str(error.value) == f"x: row {first}: {told}"
+    asked.to_csv(tmp_path / "asked.csv", index=False)
+    assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 1
+    assert f"asked.csv: line {first + 2}: {told}\n" in capsys.readouterr().err
+    assert len(study.predict(None, asked[["x"]])) == 2
+
+
 def test_a_missing_value_is_refused_where_it_is(run, table, tmp_path, capsys):
     study = run('columns="x,mood=up|down"')
     asked = table.head(4)

@@ -17,7 +17,7 @@ def read(
 
     Windows follow one another from the first row on. With `gaps`, NaN stands for a missing value.
     Raises `RunError` if the table has the client column of the run, and a window has rows of
-    several clients.
+    several clients or of nobody.
     """
     chosen = columns.parsed(rule)
     kept = {column.name: column.texts for column in chosen if column.texts}
@@ -47,6 +47,7 @@ def _whole_windows(rows: Rows, size: int, client_column: str) -> tuple[Rows, lis
     left = there % size
     rows = rows.take(np.arange(there - left))
     if client_column in rows.frame:
+        rows.demand(client_column, "client-column", "fill it, or leave the column out")
         _check_windows(rows, size, client_column)
     told = f"the last {left} of {there} rows fill no window of {size} rows, and are left out"
     return rows, [told] * bool(left)
