@@ -193,7 +193,7 @@ def _store(space: Workspace, device: Device | None, info: RoundInfo, client: int
     if device:
         return device.store(space, info)
     folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
-    return ClientStore(folder, info.needed, owners(space.settings, client))
+    return ClientStore(folder, info.needed, owners(space.settings, client, Path(info.run_dir)))
 
 
 def _results(

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedapps.core import config
+from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
@@ -132,24 +133,36 @@ def _digest_of(values: Mapping[str, Scalar], without: Iterable[str]) -> str:
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8]
 
 
-def owners(settings: Settings, client: int) -> tuple[str, ...]:
+def owners(settings: Settings, client: int, folder: Path | None = None) -> tuple[str, ...]:
     """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients.
 
     Nor does it change with keys that come to be, as only what differs from the defaults counts.
-    The names after the first are those that versions can have given which counted all keys.
+    The names after the first are those that versions can have given which counted all keys that
+    they knew. The `folder` of the run, where there is one, tells which these were.
     """
-    return tuple(f"client {client} of run {run}" for run in _runs(settings))
+    return tuple(f"client {client} of run {run}" for run in _runs(settings, folder))
 
 
 @lru_cache(maxsize=8)
-def _runs(settings: Settings) -> tuple[str, ...]:
+def _later(folder: Path | None, strategy: str) -> frozenset[str]:
+    """Return the keys that have come since the version that wrote a run's config.toml."""
+    try:
+        unknown = config.defaults().keys() - config.stored(folder) if folder else frozenset()
+    except RunError:
+        return LATER
+    return LATER | unknown | {f"{strategy}.{key}" for key in unknown}
+
+
+@lru_cache(maxsize=8)
+def _runs(settings: Settings, folder: Path | None) -> tuple[str, ...]:
     flat, grown = dict(settings.flat), GROWING | {"num-clients"}
     found = changed(flat) | {key: flat[key] for key in NAMED}
+    later = _later(folder, settings.strategy)
     before = counting(flat) | {"metric": flat["metric"]}  # which counted with `patience` alone
     return (
         _digest_of(found, grown | {"metric"}),
-        _digest_of(before, grown | LATER | {"metric"}),
-        _digest_of(before, grown | LATER),
+        _digest_of(before, grown | later | {"metric"}),
+        _digest_of(before, grown | later),
     )
 
 

@@ -199,7 +199,7 @@ class FinishedRun:
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients
         folder = state_folder(self.folder, number, clients)
-        store = ClientStore(folder, owners=owners(self.stored, number))
+        store = ClientStore(folder, owners=owners(self.stored, number, self.folder))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(

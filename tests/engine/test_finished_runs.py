@@ -1,6 +1,7 @@
 """Models of finished runs: the shared one, and any simulated client's personalized one."""
 
 import argparse
+import re
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from fedapps.__main__ import main
 from fedapps.cli import export, predict
-from fedapps.core import registry
+from fedapps.core import changes, registry
 from fedapps.core.errors import RunError
 from fedapps.data.sources.digits import DIGITS
 from fedapps.device import personalized, run_models
@@ -334,6 +335,18 @@ def test_states_of_a_version_that_counted_all_keys_are_found(tiny_run):
     assert "state-lost" not in (folder / "events.csv").read_text()
     rewrite(other.glob("clients/*/*.safetensors"), r"client \d", "client 9")
     assert main(["evaluate", str(other)]) == 1  # those of another client are not found
+
+
+def test_states_of_a_version_that_did_not_know_a_key_of_the_method_are_found(tiny_run):
+    folder = tiny_run('strategy="ditto"')
+    name = name_before(folder, "ditto.personal-epochs")
+    rewrite(folder.glob("clients/*/*.safetensors"), r"of run \w+", f"of run {name}")
+    file = folder / "config.toml"
+    assert main(["evaluate", str(folder)]) == 1
+    file.write_text(re.sub("(?m)^personal-epochs = .*\n", "", file.read_text()))
+    changes._later.cache_clear()
+    changes._runs.cache_clear()  # as in a new process
+    assert main(["evaluate", str(folder)]) == 0
 
 
 @pytest.mark.parametrize(("change", "told"), [
