@@ -159,7 +159,7 @@ def _reporting(
     with resume.alone(folder):
         progress = resume.restore(folder, rounds)
         federation.check(folder)  # before the results of a finished run are taken away
-        report = Report.reopen(folder, settings, flat, progress, space.task)
+        report = Report.reopen(folder, settings, flat, progress, space.task, space.data.pooled)
         rounds.recovery.goes_on(folder)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report

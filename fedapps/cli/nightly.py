@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
         signing.sign(model, options.key)
         print(f"signed: {model}")
         return 0
-    if options.key:
-        signing.private_key(options.key)  # a mistake shows now, not after the night
+    if options.key:  # a mistake shows now, not after the night
+        (signing.public_key if options.history else signing.private_key)(options.key)
     for name in ELSEWHERE if options.node_config else ():
         if value := getattr(options, name):
             option = "--" + name.replace("_", "-")
@@ -165,7 +165,10 @@ def _state(model: Path, key: Path | None) -> str:
 
     if not model.exists():
         return "gone"
-    found = signing.read(model)
+    try:
+        found = signing.read(model)
+    except RunError:
+        return "unreadable"
     try:
         signing.check(found, key if found.signature else None, str(model))
     except RunError:

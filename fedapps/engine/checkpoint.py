@@ -40,13 +40,13 @@ class Best(msgspec.Struct, frozen=True):
     """The best mean of the personalized leading metric on validation samples so far.
 
     `since` counts the evaluations after that round, and `diverged` the clients that the mean leaves
-    out because they diverged.
+    out because they diverged (None: an earlier version has not counted them).
     """
 
     score: float = -1.0
     round: int = 0
     since: int = 0
-    diverged: int = 0
+    diverged: int | None = None
 
     def after(self, round_: int, score: float, metric: Metric, diverged: int) -> "Best":
         """Return the best round after one more evaluation; if two are equal, the earlier one.
@@ -55,7 +55,8 @@ class Best(msgspec.Struct, frozen=True):
         mean without the worst clients looks better than it is. A score that is not finite, which a
         checkpoint cannot hold, is never the best.
         """
-        fewer, more = diverged < self.diverged, diverged > self.diverged
+        before = diverged if self.diverged is None else self.diverged
+        fewer, more = diverged < before, diverged > before
         better = not self.round or fewer or (not more and metric.is_better(score, self.score))
         if math.isfinite(score) and better:
             return Best(score, round_, diverged=diverged)

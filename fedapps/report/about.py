@@ -10,6 +10,7 @@ import msgspec
 
 from fedapps.core.files import read_json, write_json
 from fedapps.data.spec import Pooled
+from fedapps.report.directory import BEST
 from fedapps.report.summary import versions
 from fedapps.tasks import AUTO, CLASSIFICATION, TASKS, Task
 
@@ -71,11 +72,14 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         """Read run.json of a run directory; raises `RunError` if it cannot be read."""
         return read_json(run / FILE, cls, "the run cannot be resumed")
 
-    def again(self, round_: int) -> "About":
-        """Return the content for this run when it is resumed after `round_`."""
-        resumed = (*self.resumed, round_)
+    def again(self, round_: int, pooled: Pooled | None = None) -> "About":
+        """Return the content for this run when it is resumed after `round_`.
+
+        Its data are still the same, so what an earlier version did not note as `pooled` is known.
+        """
+        resumed, pooled = (*self.resumed, round_), self.pooled or pooled
         return msgspec.structs.replace(
-            self, attempt=len(resumed), resumed=resumed, versions=versions()
+            self, attempt=len(resumed), resumed=resumed, versions=versions(), pooled=pooled
         )
 
     def write(self, run: Path) -> None:
@@ -103,8 +107,11 @@ def pooled_of(run: Path) -> Pooled | None:
 
 
 def _known(run: Path) -> _Known:
+    """Return what run.json says; earlier versions wrote none into `best/`, but above it."""
     try:
         return msgspec.json.decode((run / FILE).read_bytes(), type=_Known)
+    except FileNotFoundError:
+        return _known(run.parent) if run.name == BEST else _Known()
     except (OSError, msgspec.DecodeError):
         return _Known()
 

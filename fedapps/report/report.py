@@ -17,6 +17,7 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.stopping import Stopped
+from fedapps.data.spec import Pooled
 from fedapps.report import directory
 from fedapps.report.about import About
 from fedapps.report.attempts import attempt, cause, said
@@ -115,6 +116,7 @@ class Report:
         flat_config: Mapping[str, Scalar],
         state: ReportState,
         task: Task,
+        pooled: Pooled | None = None,
     ) -> "Report":
         """Go on in the directory of a resumed run; lines after `state` are deleted.
 
@@ -138,7 +140,7 @@ class Report:
         except ValueError as error:  # msgspec's errors are ValueErrors, too
             raise RunError(f"{rounds}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
-        report.about = About.read(folder).again(state.round)
+        report.about = About.read(folder).again(state.round, pooled)
         report.about.write(folder)
         report._loggers.begin(settings.logger_names, folder, flat_config)
         if goes_on:  # it has not finished any more

@@ -173,7 +173,11 @@ def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
     told = json.loads(manifest.read_bytes())
     told["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest.write_text(json.dumps(told))
-    assert states("--key", key) == ["signed", "altered", "unsigned"]
+    for given in (key, key.with_suffix(".pub")):
+        assert states("--key", given) == ["signed", "altered", "unsigned"]
+    path.unlink()
+    path.mkdir()
+    assert states() == ["signed", "unreadable", "unsigned"]
     shutil.rmtree(path.parent)
     assert states() == ["signed", "gone", "unsigned"]
     status, _, err = night("--roll-back", "run-0002", new=False)

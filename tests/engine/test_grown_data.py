@@ -137,10 +137,22 @@ def test_a_run_is_scored_on_new_samples_by_the_model_that_it_has_trained(run, fi
         assert float(row["mae_initial"]) == pytest.approx(errors.mean(), rel=1e-4)
 
 
-def test_a_run_of_an_earlier_version_says_whose_scale_it_has(run, file, caplog):
+@pytest.fixture
+def earlier(run):
+    """The run as a version wrote it that did not note what it pooled, nor any run.json of `best/`.
+
+    With it, what it pooled.
+    """
     about = json.loads((run / "run.json").read_text())
-    assert about.pop("pooled")
+    pooled = about.pop("pooled")
     (run / "run.json").write_text(json.dumps(about))
+    (run / "best" / "run.json").unlink()
+    return run, pooled
+
+
+@pytest.mark.parametrize("folder", [".", "best"])
+def test_a_run_of_an_earlier_version_says_whose_scale_it_has(folder, earlier, file, caplog):
+    run = earlier[0] / folder
     FinishedRun.open(run)
     assert not caplog.messages
     winter(readings()).to_csv(file, index=False)
@@ -149,6 +161,12 @@ def test_a_run_of_an_earlier_version_says_whose_scale_it_has(run, file, caplog):
         FinishedRun.open(run)
     (told,) = caplog.messages
     assert "the samples, and values are scaled by their mean and deviation" in told
+
+
+def test_a_run_of_an_earlier_version_that_is_resumed_keeps_its_scale_from_then_on(earlier):
+    run, pooled = earlier
+    assert main(["serial", f"--resume={run}", "-c", "num-rounds=4"]) == 0
+    assert pooled and json.loads((run / "run.json").read_text())["pooled"] == pooled
 
 
 def test_images_have_constants_and_nothing_is_pooled(serial_run, tiny_npz):

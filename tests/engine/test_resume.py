@@ -730,11 +730,11 @@ def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(
     scored(None, 0.5, None, 0.6, 0.9, 0.4, None, 0.3, None, 0.2)
     options = f"num-rounds={{}} evaluate-every=2 patience=2 keep-best=true {VALIDATION}"
     longer, folder = serial_run(options.format(10)), serial_run(options.format(5))
-    assert checkpoint.load(folder).progress.best == Best(0.9, 5)
+    assert checkpoint.load(folder).progress.best == Best(0.9, 5, diverged=0)
     assert checkpoint.load(folder / directory.BEST).progress.round == 5
     capsys.readouterr()
     resumed(folder, "num-rounds=5")
-    assert checkpoint.load(folder).progress.best == Best(0.9, 5)
+    assert checkpoint.load(folder).progress.best == Best(0.9, 5, diverged=0)
     kept = {path: path.read_bytes() for path in (folder / "best").rglob("*") if path.is_file()}
 
     def refuse(*_):
@@ -749,7 +749,7 @@ def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(
     assert "round 4 is the best so far, but was not kept" in capsys.readouterr().out
     found = [checkpoint.load(run).progress for run in (longer, folder)]
     assert found[0].round == found[1].round == 8
-    assert found[0].best == found[1].best == Best(0.6, 4, 2)
+    assert found[0].best == found[1].best == Best(0.6, 4, 2, diverged=0)
     assert not (folder / directory.BEST).exists()
 
 
@@ -759,7 +759,7 @@ def test_rounds_in_which_nobody_personalizes_choose_nothing(serial_run, read_csv
     folder = serial_run(options, VALIDATION)
     rounds = [row["round"] for row in read_csv(folder, "rounds.csv") if row["accuracy_initial"]]
     assert rounds == ["2", "3", "4", "5", "6"]  # the third did not end it
-    assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0)
+    assert checkpoint.load(folder).progress.best == Best(0.7, 6, 0, diverged=0)
 
 
 def test_a_score_that_is_not_finite_is_no_best_and_costs_no_checkpoint(serial_run, scored):
@@ -778,6 +778,15 @@ def test_of_errors_with_fewer_diverged_clients_the_first_of_the_least_is_the_bes
     ), 1):  # fmt: skip
         so_far = so_far.after(round_, score, metric, diverged)
         assert (so_far.round, so_far.since) == (top, since)
+
+
+def test_a_best_score_of_an_earlier_version_is_followed_by_better_ones():
+    """It has not counted who diverged, so the first better score decides."""
+    so_far = msgspec.json.decode(b'{"score": 1.0, "round": 3}', type=Best)
+    metric = TASKS["regression"].lead
+    assert so_far.after(4, 2.0, metric, 1).round == 3
+    now = so_far.after(4, 0.5, metric, 1)
+    assert (now.round, now.after(5, 0.4, metric, 2).round) == (4, 4)
 
 
 def test_a_best_round_that_was_not_kept_is_told(serial_run, scored, capsys):
