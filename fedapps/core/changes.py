@@ -143,7 +143,6 @@ def owners(settings: Settings, client: int, folder: Path | None = None) -> tuple
     return tuple(f"client {client} of run {run}" for run in _runs(settings, folder))
 
 
-@lru_cache(maxsize=8)
 def _later(folder: Path | None, strategy: str) -> frozenset[str]:
     """Return the keys that have come since the version that wrote a run's config.toml."""
     try:

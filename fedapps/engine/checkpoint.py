@@ -56,9 +56,8 @@ class Best(msgspec.Struct, frozen=True):
         checkpoint cannot hold, is never the best.
         """
         before = diverged if self.diverged is None else self.diverged
-        fewer, more = diverged < before, diverged > before
-        better = not self.round or fewer or (not more and metric.is_better(score, self.score))
-        if math.isfinite(score) and better:
+        better = diverged == before and metric.is_better(score, self.score)
+        if math.isfinite(score) and (not self.round or diverged < before or better):
             return Best(score, round_, diverged=diverged)
         return msgspec.structs.replace(self, since=self.since + 1)
 

@@ -344,7 +344,6 @@ def test_states_of_a_version_that_did_not_know_a_key_of_the_method_are_found(tin
     file = folder / "config.toml"
     assert main(["evaluate", str(folder)]) == 1
     file.write_text(re.sub("(?m)^personal-epochs = .*\n", "", file.read_text()))
-    changes._later.cache_clear()
     changes._runs.cache_clear()  # as in a new process
     assert main(["evaluate", str(folder)]) == 0
 

@@ -33,8 +33,8 @@ class Form:
     With `numbers`, whole numbers among its targets are no labels; with `labels`, whole floats are,
     too. If all samples are those of `one_client`, `client_column` need not be there, and only says
     where windows end. With `text_length`, the input is a column of texts, which `next_token` goes
-    on with: there is no other target. `drawn` says that samples are drawn, for
-    clients or for a test.
+    on with: there is no other target. `drawn` says that samples are drawn, for clients or for a
+    test.
     """
 
     target_column: str = ""
