@@ -1,5 +1,8 @@
 """Which modules of a model are in training mode, and which parameters get gradients."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -39,3 +42,17 @@ def eval_mode(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) in (nn.RNN, nn.LSTM, nn.GRU) and not module.dropout:
             module.training = True
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Afterwards, modes and frozen parameters are as before, whatever is done to them meanwhile."""
+    modes = [(module, module.training) for module in model.modules()]
+    asking = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, wanted in asking:
+            parameter.requires_grad_(wanted)

@@ -18,7 +18,7 @@ from torch.nn.modules.rnn import RNNBase
 from fedapps.core.schema import NonNegative
 from fedapps.models.calls import first_tensor
 from fedapps.models.layers import Layout, Slice, run
-from fedapps.models.modes import freeze_all_but
+from fedapps.models.modes import freeze_all_but, unchanged
 from fedapps.models.norms import batch_norms, uses_batch_statistics
 from fedapps.models.vit import Attention
 
@@ -104,14 +104,14 @@ class Profile:
         The forward pass counts once. The backward pass counts once for each trained weight, and
         once for each input through which the gradient must pass. With clipping `by_sample`, the
         weights of convolutions count once more, because their gradients are formed for each sample
-        and again for the batch (`SampleGradients`). Changes which layers are frozen.
+        and again for the batch (`SampleGradients`).
         """
         known = (trained, start, by_sample)
         if known not in self.counted:
-            freeze_all_but(self.model, self.layout, trained)
             names = self.layout.names
-            layers = names[names.index(start) :]
-            self.counted[known] = self._count(layers, by_sample=by_sample)
+            with unchanged(self.model):
+                freeze_all_but(self.model, self.layout, trained)
+                self.counted[known] = self._count(names[names.index(start) :], by_sample=by_sample)
         return self.counted[known]
 
     def layer_macs(self, layer: str) -> int:
@@ -121,16 +121,18 @@ class Profile:
         layer before it.
         """
         own = {*self.layout.keys_of((layer,))}
-        for name, parameter in self.model.named_parameters():
-            if name in own:
-                parameter.requires_grad_(True)
-        return self._count((layer,), below=True)
+        with unchanged(self.model):
+            for name, parameter in self.model.named_parameters():
+                if name in own:
+                    parameter.requires_grad_(True)
+            return self._count((layer,), below=True)
 
     @torch.no_grad()
     def forward_macs(self, layers: Slice) -> int:
         """Return the multiply-accumulates per sample of a forward pass through `layers`."""
         if layers not in self.counted:
-            self.counted[layers] = self._count(layers)
+            with unchanged(self.model):
+                self.counted[layers] = self._count(layers)
         return self.counted[layers]
 
     def _count(self, layers: Slice, below: bool = False, by_sample: bool = False) -> int:

@@ -284,3 +284,25 @@ def test_how_a_module_is_called_or_parametrized_changes_no_count(unusual, plain)
 
     assert counted(unusual()) == counted(plain())
     assert min(counted(plain())) > 0
+
+
+def test_counting_leaves_modes_and_frozen_layers_as_they_are():
+    """A method asks in its hooks; only the first client of a process would find another model."""
+    model = build("resnet18", SHAPES["resnet18"], 10, seed=0)
+    facts, names = (
+        described(model, SHAPES["resnet18"]),
+        [name for name, _ in model.named_children()],
+    )
+    model.get_submodule(names[0]).requires_grad_(False)
+    model.train().get_submodule(names[1]).eval()
+
+    def found():
+        return [p.requires_grad for p in model.parameters()], [m.training for m in model.modules()]
+
+    before = found()
+    for count in (
+        lambda: facts.step_macs((names[-1],), names[0]),
+        lambda: facts.layer_macs(names[0]),
+        lambda: facts.forward_macs(tuple(names)),
+    ):
+        assert count() > 0 and found() == before
