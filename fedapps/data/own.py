@@ -43,7 +43,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         hint = f"{rule}: the device's own log proposes some"
         raise MisfitError(f'{path}: {rule}="{found.columns}"', hint)
     if replace(found.inputs, choices=inputs.choices) != inputs:
-        raise _misfit(path, f"{found.inputs}; the run has {list(inputs.shape)} (input-shape)")
+        raise _misfit(path, f"{found.inputs}; the run has {inputs} (input-shape)")
     if found.names and not targets.is_whole and not found.targets.shape:
         named, needs = f"classes ({some(found.names)})", "the run needs numbers (task)"
         raise MisfitError(f"{path}: targets are {named}; {needs}", f"targets are texts; {needs}")

@@ -22,7 +22,7 @@ from tests.support.marks import extra
 BAD_NODES = {
     "shape": (
         {"data": lambda npz, _: npz(side=9)},
-        "images of [C, H, W] = [1, 9, 9]; the run has [1",
+        "images of [C, H, W] = [1, 9, 9]; the run has images of [C, H, W] = [1, 8, 8] (",
     ),
     "label": (
         {"data": lambda npz, _: npz(classes=4, train_labels=np.full(96, 3))},
