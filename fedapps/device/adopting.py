@@ -114,7 +114,7 @@ def _plan(
     """Return what the newcomer does; the file says it if it depends on what the run has decided."""
     settings, rounds = strategy.settings, strategy.settings.num_rounds
     unchanged = type(strategy)(strategy.workspace, _settings(about, {}), strategy.devices)
-    plain = unchanged.newcomer_plan(rounds, client)
+    plain = unchanged.plan_of_newcomer(rounds, client)
     told = about.newcomer or plain
     if plain.receives or told.receives:
         raise RunError(
@@ -122,7 +122,7 @@ def _plan(
             " only take part in a run"
         )
     if _layers(plain) == _layers(told):
-        return strategy.newcomer_plan(rounds, client)
+        return strategy.plan_of_newcomer(rounds, client)
     if changes:
         raise RunError(
             f"{', '.join(changes)}: cannot change, as the run has decided which layers are trained"

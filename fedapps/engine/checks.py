@@ -224,7 +224,7 @@ def check_plans(strategy: BaseStrategy) -> None:
         if s.presum:
             _check_uploads(strategy, plans)
     for client in strategy.workspace.population.held_out[:1]:
-        _check_stages(strategy, strategy.newcomer_plan(s.num_rounds, client))
+        _check_stages(strategy, strategy.plan_of_newcomer(s.num_rounds, client))
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:

@@ -79,7 +79,7 @@ def newcomers(strategy: BaseStrategy) -> list[int]:
 def plan_of(strategy: BaseStrategy, round_: int, client: int) -> Plan:
     """Return how a client is evaluated after a round; newcomers have a plan of their own."""
     if client in strategy.workspace.population.held_out:
-        return strategy.newcomer_plan(round_, client)
+        return strategy.plan_of_newcomer(round_, client)
     return strategy.evaluation_plan(round_, client)
 
 

@@ -149,7 +149,7 @@ class FinishedRun:
         strategy = type(self.strategy)(self.space, grown, {new: one})
         if self.found is not None:
             Recovery(grown).restore(self.folder, self.found, strategy)
-        return strategy.newcomer_plan(self.round, new)
+        return strategy.plan_of_newcomer(self.round, new)
 
     def client(self, number: int) -> BaseClient:
         """Return a client with the model of its last evaluation.

@@ -18,7 +18,7 @@ from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.jobs import alone
 from fedapps.method.strategy import StrategyHooks
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays
 from fedapps.training.plan import Plan
 
@@ -53,6 +53,10 @@ class BaseStrategy(StrategyHooks, Strategy):
     def weighs_by_count(self) -> bool:
         """Whether an update weighs by its sample count in what clients get."""
         return True
+
+    def plan_of_newcomer(self, round_: int, client: int) -> Plan:
+        """Return `newcomer_plan`, marked as that of a client that has never trained."""
+        return replace(self.newcomer_plan(round_, client), newcomer=True)
 
     def run_rounds(self, callbacks: Callbacks, grid: Grid, num_rounds: int, timeout: float) -> None:
         """Run Flower's own loop (`start`), with callbacks that do the work of each round."""

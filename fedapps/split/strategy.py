@@ -169,7 +169,7 @@ class SplitStrategy(BaseStrategy):
 
     def newcomer_plan(self, round_: int, client: int) -> Plan:
         """Return the plan of an evaluation: a newcomer gets the whole model, as all clients do."""
-        return replace(self.evaluation_plan(round_, client), newcomer=True)
+        return self.evaluation_plan(round_, client)
 
     def after_round(self, round_: int) -> TrainingStats:
         """Return the costs of training the server's layers."""

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedapps.compare import runs
 from fedapps.core import config, registry
+from fedapps.engine.evaluations import plan_of
 from fedapps.method import BaseClient, BaseStrategy, Costs, copied, rehearse, replace
 from fedapps.models.layers import put, take
 from fedapps.models.layers import run as run_layers
@@ -335,3 +336,19 @@ def test_statistics_of_its_own_are_measured_and_shared_layers_stay_frozen(
     for found, inputs in zip(means, seen, strict=True):
         expected = 0.1 * inputs.detach().mean((0, 2, 3)).numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_plan_of_ones_own_for_newcomers_need_not_say_that_it_is_one(settings):
+    """Otherwise `adapt` was not called, and their scores counted as nobody's."""
+
+    class Own(BaseStrategy):
+        def newcomer_plan(self, round_, client):
+            return replace(self.evaluation_plan(round_, client), stages=())
+
+    strategy = Own(Workspace(settings("fedavg")))
+    assert [plan_of(strategy, 2, client).newcomer for client in range(4)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
