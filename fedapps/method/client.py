@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from fedapps.core.schema import MethodSettings
 from fedapps.method.client_tools import ClientTools
 from fedapps.models.layers import Arrays, Slice, take
+from fedapps.models.modes import unchanged
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Plan
@@ -97,7 +98,9 @@ class ClientHooks(ClientTools):
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the outputs [b, ...] of `module` in eval mode; for classes, logits."""
-        outputs: Tensor = self.module()(inputs)
+        module = self.module()
+        with unchanged(module):
+            outputs: Tensor = module.eval()(inputs)
         return outputs
 
     def module(self) -> nn.Module:

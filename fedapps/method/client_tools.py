@@ -18,6 +18,7 @@ from fedapps.method.on_features import ClassFeatures
 from fedapps.method.update import under
 from fedapps.models.grouping import frozen_keys, is_copy
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
+from fedapps.models.modes import unchanged
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
@@ -132,8 +133,11 @@ class ClientTools:
         """Return the outputs of the model for a batch."""
 
     def score(self, samples: Samples, predict: Callable[[Tensor], Tensor] | None = None) -> Score:
-        """Score what `predict` returns for samples (None: the hook); in eval mode."""
-        return score(predict or self.predict, samples, self.task)
+        """Score what `predict` returns for samples (None: the hook); a module in eval mode."""
+        if not isinstance(predict, nn.Module):
+            return score(predict or self.predict, samples, self.task)
+        with unchanged(predict):
+            return score(predict.eval(), samples, self.task)
 
     def run_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return the features of a batch in a step, of which `layers` remain to be run."""

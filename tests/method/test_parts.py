@@ -232,3 +232,29 @@ def test_a_devices_next_run_begins_without_the_parts_of_one_run(made, monkeypatc
     assert torch.equal(begun.head.state_dict()["fc2.fc.bias"], state["head/fc2.fc.bias"])
     goes_on = client_app._client(made.strategy.workspace, request, 1, state)
     assert not same(values(goes_on.gate), first)
+
+
+def test_what_a_client_predicts_with_is_in_eval_mode_and_then_as_before(made):
+    """Scores use the running statistics of a part's BatchNorm, as an exported model does."""
+
+    class Normed(BaseClient):
+        def setup(self):
+            self.norm = self.part("norm/", lambda: nn.BatchNorm1d(10))
+
+        def module(self):
+            return nn.Sequential(self.model, self.norm)
+
+    client = rehearse(Averaged, Normed, KEYS).make(0)
+    client.norm.running_mean += 3
+    client.norm.running_var *= 4
+    x, targets = client.test_data
+    with torch.no_grad():
+        logits = client.model.eval()(x)
+        expected = (logits - 3) / (4 + client.norm.eps) ** 0.5
+        torch.testing.assert_close(client.predict(x), expected)
+    right = (expected.argmax(1) == targets).double().mean().item()
+    assert client.score(client.test_data).value == right
+    whole = client.module()
+    whole.requires_grad_(False)
+    assert client.score(client.test_data, whole).value == right
+    assert client.norm.training and not any(p.requires_grad for p in whole.parameters())
