@@ -23,7 +23,7 @@ def test_the_page_of_methods_has_the_table_that_the_code_makes(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ditto", "feddyn", "local"])
+@pytest.mark.parametrize("method", ["ditto", "feddyn"])
 @pytest.mark.parametrize("column", [column for column in COLUMNS if column != "group"])
 def test_a_run_does_what_its_cell_says(method, column, serial_run):
     keys = COLUMNS[column]

@@ -123,32 +123,11 @@ def test_the_sum_is_that_of_the_updates_and_of_enough_noise(
     assert at == total.size
 
 
-def test_with_too_many_missing_there_is_no_sum(run, monkeypatch, seen):
-    failing(monkeypatch, {"train": [1, 3, 5]})
-    with pytest.raises(RunError, match="3 clients are left, and it needs 4"):
-        run()
-    assert len(seen["sums"]) == 1
-
-
-@pytest.mark.parametrize("limit", [0.5, 1e6])
-def test_without_noise_it_is_central_privacy(limit, run, read_model):
-    quiet = f"dp.noise-multiplier=0.0 dp.clip-norm={limit}"
-    found = read_model(run(quiet))
-    central = read_model(run(quiet, 'secure-sum=false dp.mode="central" dp.sampling="fixed"'))
-    for key, value in central.items():
-        np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6)
-
-
 @WORKERS
 def test_all_engines_give_the_same_bytes(run):
     whole = run('strategy="fedper"')
     for arguments in ({"workers": 2}, {"num_supernodes": 3}, {"workers": 2, "num_supernodes": 5}):
         assert differences(whole, run('strategy="fedper"', **arguments)) == []
-
-
-def test_secret_noise_is_never_the_same(run, read_model):
-    first, second = (read_model(run("dp.secret-noise=true num-rounds=1")) for _ in range(2))
-    assert all((first[key] != second[key]).any() for key in first)
 
 
 # What it costs ------------------------------------------------------------------------------

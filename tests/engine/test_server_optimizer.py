@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedapps.core import config, registry
-from fedapps.core.errors import RunError
-from fedapps.engine.rounds import Rounds
+from fedapps.core import config
 from fedapps.engine.server_optimizer import ServerOptimizer
 from fedapps.training.workspace import Workspace
 from tests.support.killed import differences
@@ -54,14 +52,6 @@ def test_three_rounds_are_those_of_numpy(rule, flat_config):
     assert (arrays[statistic] == means[-1][statistic]).all()
 
 
-def test_momentum_with_lr_1_and_beta_0_is_none_to_the_last_bit(serial_run, untimed_rounds):
-    plain = serial_run('strategy="fedper"')
-    stepped = serial_run('strategy="fedper" server-optimizer="momentum" server-beta1=0')
-    assert untimed_rounds(plain) == untimed_rounds(stepped)
-    for file in ("model.safetensors", "clients.csv"):
-        assert (plain / file).read_bytes() == (stepped / file).read_bytes()
-
-
 def test_a_run_is_rounds_of_the_mean_and_the_optimizer(serial_run, fits):
     """FedPer with adam: from the uploads of a run, its last model is computed by hand."""
     folder = serial_run(
@@ -78,31 +68,8 @@ def test_a_run_is_rounds_of_the_mean_and_the_optimizer(serial_run, fits):
     assert not [name for name in rounds[0][0][3].arrays if name.startswith("fc2")]  # the head
 
 
-def test_a_resumed_run_goes_on_with_the_same_moments(serial_run, monkeypatch):
-    options = f'strategy="fedper" num-rounds=4 server-optimizer="yogi" {KEYS}'
-    whole = serial_run(options, 'run-name="whole"')
-    after = Rounds.aggregate_evaluate
-
-    def killed(rounds, round_, replies):
-        after(rounds, round_, replies)
-        if round_ == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rounds, "aggregate_evaluate", killed)
-        with pytest.raises(KeyboardInterrupt):
-            serial_run(options, 'run-name="killed"')
-    broken = whole.parent / "killed"
-    assert serial_run(options, f'resume="{broken}"') == broken
-    assert differences(whole, broken) == []
-
-
-@pytest.mark.parametrize("method", ["feddyn", "fedfc", "splitlearning", "fedap"])
-def test_a_method_with_a_rule_of_its_own_is_refused(method, flat_config):
-    settings = config.read(flat_config(f'strategy="{method}" server-optimizer="adam"'))
-    with pytest.raises(RunError) as caught:
-        Rounds(registry.strategy_class(method)(Workspace(settings)))
-    assert str(caught.value) == (
-        f'server-optimizer = "adam": {method} does not just average the updates of a round; '
-        'use "none"'
-    )
+def test_a_resumed_run_goes_on_with_the_same_moments(serial_run):
+    options = f'strategy="fedper" server-optimizer="yogi" {KEYS}'
+    whole, folder = (serial_run(options, f"num-rounds={rounds}") for rounds in (4, 2))
+    assert serial_run(options, f'num-rounds=4 resume="{folder}"') == folder
+    assert differences(whole, folder) == []
