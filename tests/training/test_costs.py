@@ -18,7 +18,7 @@ SHAPES = {
     "cnn": (1, 28, 28), "lenet5": (3, 20, 17), "lenet5-1": (1, 8, 8), "lenet5-3": (3, 16, 16),
     "conv4": (3, 9, 11), "mobilenet": (3, 16, 16), "resnet18": (3, 9, 11), "vgg-small": (3, 32, 32),
 }  # fmt: skip
-CASES = ["all", "head", "body", "first", "middle"]
+CASES = ["all", "head", "body", "middle"]
 
 
 def described(model, shape):
@@ -36,7 +36,7 @@ def layers_of(model, case):
     """The trained layers of a case and the layer that a step starts at."""
     names = tuple(name for name, _ in model.named_children())
     middle = names[len(names) // 2]
-    whole = {"all": names, "head": names[-1:], "body": names[:-1], "first": names[:1]}
+    whole = {"all": names, "head": names[-1:], "body": names[:-1]}
     trained = whole.get(case, (middle,))
     # the head starts from cached features, a middle layer from the images: its prefix has to run
     return trained, names[-1] if case == "head" else names[0]

@@ -24,33 +24,6 @@ from fedapps.training.workspace import workspace
 LONG = 2 * CHUNK + 1  # more than fits into two forward passes
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    n=st.one_of(st.integers(1, 30), st.sampled_from([CHUNK, CHUNK + 1, LONG])),
-    classes=st.integers(2, 12),
-    seed=st.integers(0, 2**32 - 1),
-    scale=st.sampled_from([0.1, 1.0, 30.0]),
-)
-def test_score_in_numpy(n, classes, seed, scale):
-    draws = np.random.default_rng(seed)
-    logits = (scale * draws.normal(size=(n, classes))).astype(np.float32)
-    labels = draws.integers(draws.integers(1, classes + 1), size=n)  # the last classes may lack
-    table = torch.from_numpy(logits)
-    where = torch.arange(n).reshape(n, 1, 1, 1)  # an image is its own number
-
-    samples = where, torch.from_numpy(labels)
-    result = score(lambda images: table[images.flatten()], samples, CLASSIFICATION)
-
-    exact = logits.astype(np.float64)
-    top = exact.max(1)
-    nll = np.log(np.exp(exact - top[:, None]).sum(1)) + top - exact[np.arange(n), labels]
-    right = exact.argmax(1) == labels
-    assert result.loss == pytest.approx(nll.mean(), rel=1e-5, abs=1e-6)
-    assert result.counts["total"].tolist() == [(labels == c).sum() for c in range(classes)]
-    assert result.counts["right"].tolist() == [right[labels == c].sum() for c in range(classes)]
-    assert result.value == pytest.approx(right.mean(), rel=1e-12)
-
-
 def test_score_makes_no_graph():
     head = nn.Linear(3, 2)
     outputs = []
@@ -297,7 +270,6 @@ def test_what_runs_in_eval_mode_is_looked_at(keys, subset, cure, flat_config):
 
 
 @pytest.mark.parametrize("option", [
-    'bn-stats="shared"',
     'bn-stats="local"',
     'model="lenet5"',  # its BatchNorms see several pixels
     "test-fraction=0.3",

@@ -44,7 +44,6 @@ LONE = {"conv4", "mobilenet", "resnet18", "vgg-tiny-bn"}
 TAKEN = {  # how many of the places each of three clients has a sample in
     "even": (4, 4, 4),
     "uneven": (4, 1, 3),
-    "single": (1, 1, 1),
 }
 
 
