@@ -90,13 +90,6 @@ def test_a_ca_that_cannot_be_used_is_named(tmp_path, strangers):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_no_certificate_outlives_a_new_ca(tmp_path):
-    done = script("certificates.sh", "--days", 4000, tmp_path / "pki", "a")
-    assert done.status == 1
-    assert "ca.crt ends before 4000 days are over; give --days less" in done.error
-    assert not (tmp_path / "pki" / "server.crt").exists()
-
-
 def test_a_device_key_is_one_that_flower_reads(tmp_path):
     make("device-key.sh", tmp_path, "ward-3.a")
     private, public = tmp_path / "ward-3.a.key", tmp_path / "ward-3.a.pub"

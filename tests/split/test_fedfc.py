@@ -1,14 +1,12 @@
 """FedFC: untrained copies, BatchNorms, late momentum, SFLv1; its twin has mixed and equal cuts."""
 
-import msgspec
 import numpy as np
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from fedapps.method.update import ClientUpdate
 from fedapps.split.rules import Smashed
-from tests.support.split_float64 import CLOSE, LR, fresh, play, sgd
+from tests.support.split_float64 import CLOSE, fresh, sgd
 
 
 def test_fedfc_leaves_copies_out_that_were_not_trained(world):
@@ -24,29 +22,6 @@ def test_fedfc_leaves_copies_out_that_were_not_trained(world):
     found = strategy.aggregate(1, iter(updates))
     found = {key.partition(".")[0]: set(value.ravel()) for key, value in found.items()}
     assert found == {"l1": {1.5}, "l2": {2.0}}
-
-
-@pytest.mark.parametrize("model", ["four-linear", "four-with-norm"])
-def test_fedfc_is_sflv1_up_to_the_clients_learning_rate(model, world, make_npz, tmp_path):
-    """Equal cuts and equal batches: the client's gradient is smaller by 1/K, and nothing else.
-
-    With BatchNorms on the server, if these see each client's part by itself.
-    """
-    path = make_npz(tmp_path / "even.npz", train=96, test=24)
-    even = f'dataset="{path}" partitioner="iid" split="official" num-clients=3 model="{model}"'
-    first = world(f'strategy="fedfc" fedfc.cuts="2" fedfc.statistics="client" {even}')
-    plan = first.plan
-
-    def faster(round_, client):
-        made = plan(round_, client)
-        stage = msgspec.structs.replace(made.stages[0], lr=3 * LR)
-        return msgspec.structs.replace(made, stages=(stage,))
-
-    first.plan = faster
-    found = play(first)
-    expected = play(world(f'strategy="sflv1" sflv1.cut=2 {even}'))
-    for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, **CLOSE)
 
 
 def test_batchnorms_see_the_joined_batch_or_each_clients_part(world):

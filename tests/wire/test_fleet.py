@@ -233,14 +233,6 @@ def test_asking_takes_a_tenth_of_the_time_at_most(passing):
     assert passing.slept == [pytest.approx(0.45)]
 
 
-def test_everything_else_is_flowers_grid():
-    grid = StreamingGrid(FakeGrid(polls=[[echo(4)]], nodes=[(4, 5)]))
-    assert list(grid.get_node_ids()) == [4, 5]
-    assert grid.push_messages(make_messages([4])) == ["message 1"]
-    assert [m.metadata.src_node_id for m in grid.pull_messages(["message 1"])] == [4]
-    assert grid.run == "the run"
-
-
 def make_update(client):
     return ClientUpdate(client, {"a.w": np.full(2, client, np.float32)}, 5, {}, 5.0)
 
@@ -534,15 +526,3 @@ def test_small_messages_to_devices_are_packed():
     messages = [*make_exchange([[1]])[1].values()]
     assert StreamingGrid(Kept(token="x")).push_messages(messages) == [True]
     assert read_request(compact.unpack(messages[0])).header.clients == [1]
-
-
-def test_flowers_grid_alone_would_lose_all_replies_with_the_broken_one():
-    """Why we pull them ourselves; when this fails, Flower has learnt it."""
-    _, messages = make_exchange([[1], [2]])
-    link = FakeLink()
-    link.put(reply_to(messages[0], [make_update(1)], []))
-    link.put(reply_to(messages[1], [make_update(2)], []), of_another_type)
-    grid, ids = http_grid(link), [message.metadata.message_id for message in messages.values()]
-    with pytest.raises(AttributeError):
-        grid.pull_messages(ids)
-    assert grid.pull_messages(ids) == []

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from hypothesis import given, settings
@@ -529,12 +529,6 @@ def test_a_reply_without_list_of_failures_is_one_without_failures():
     assert unpack_with(lambda content: content.pop("failures")) == ([1, 2, 3], [])
 
 
-def test_an_empty_reply_fails_all_clients_of_the_message():
-    requests = make_requests([1, 2])
-    reply = Message(RecordDict(), reply_to=send(requests))
-    assert unpack_reply(requests, reply, LAYOUT) == ([], [Failure(1, NONE), Failure(2, NONE)])
-
-
 def test_a_client_named_as_failed_does_not_count_even_with_a_result():
     record = ConfigRecord({"clients": [2], "causes": ["OSError: disk full"]})
     found = unpack_with(lambda content: content.update({"failures": record}))
@@ -570,14 +564,6 @@ def test_arrays_in_any_layout_and_float_type_arrive_as_float32():
     for key, array in read.arrays.items():
         assert array.dtype == np.float32
         assert np.array_equal(array, arrays[key])
-
-
-def test_metrics_are_numbers_as_flower_wants_them():
-    update = ClientUpdate(1, {}, 3, {"x": "text"})
-    with pytest.raises(TypeError):
-        reply_to(send(make_requests([1])), [update], [])
-    record = reply_to(send(make_requests([1])), [ClientUpdate(1, {}, 3, {"x": 1})], [])
-    assert record.content["metrics"] == MetricRecord({"num-examples": 3, "x": 1})
 
 
 @given(st.text(max_size=400))

@@ -284,14 +284,6 @@ def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(
     assert "client-id = 0 is also that of SuperNode 2; change one" in capsys.readouterr().out
 
 
-def test_too_few_because_they_do_not_fit_says_why():
-    grid = FakeGrid(polls=[[owner(1, 3)]], nodes=[[1]])
-    registry = NodeRegistry(StreamingGrid(grid), 1, 0.1, 3, simulated=False)
-    line = r"^0 of 1 SuperNodes .*; left out: SuperNode 1, client 3: client-id = 3: must be 0 to 2"
-    with pytest.raises(RunError, match=line):
-        registry.wait_for_nodes()
-
-
 def test_all_who_do_not_fit_are_named_but_not_endlessly():
     grid = FakeGrid(polls=[[owner(n, 6 + n) for n in range(1, 6)]], nodes=[[1, 2, 3, 4, 5]])
     with pytest.raises(RunError) as caught:

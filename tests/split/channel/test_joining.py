@@ -38,12 +38,11 @@ def test_three_real_clients_finish(world):
 REFUSED = "the server refused the stream: wrong or used token"
 
 
-@pytest.mark.parametrize("token", ["0" * 32, "*" * 32], ids=["hex", "other text"])
-def test_a_wrong_token_is_refused(world, clock, token):
+def test_a_wrong_token_is_refused(world, clock):
     strategy = world("join-timeout=1.0")
 
     def misbehave(plan):
-        with joined(plan, token=token) as link, pytest.raises(ChannelError) as caught:
+        with joined(plan, token="0" * 32) as link, pytest.raises(ChannelError) as caught:
             link.begin()
         wait_for_others(strategy)
         let_time_pass(clock, strategy._session, 1.0)
