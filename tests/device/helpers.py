@@ -13,10 +13,6 @@ RUN = (
 )
 
 
-def rounds(read_csv, folder):
-    return [{**row, "seconds": ""} for row in read_csv(folder, "rounds.csv")]
-
-
 def left_out(read_csv, folder):
     """Why devices were left out of a run, by client."""
     events = read_csv(folder, "events.csv")

@@ -44,7 +44,6 @@ BAD_NODES = {
         dict.fromkeys(("client-id", "data", "state-dir")),
         "it has no data, but the run has da",
     ),
-    "data": ({"data": None}, "node-config: data is missing; give all three"),
 }
 
 # What the server hears, where the reason says something of single samples.

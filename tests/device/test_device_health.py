@@ -1,12 +1,11 @@
 """Devices tell the server how they are: a run names what will stop them, and is the same."""
 
 import msgspec
-import pytest
 
 from fedapps.core import config
 from fedapps.device.device import Device
 from fedapps.wire import contacts, health
-from tests.device.helpers import DEVICES, RUN, rounds
+from tests.device.helpers import DEVICES, RUN
 
 
 def test_a_run_keeps_its_devices_and_a_simulation_has_none(device_run, serial_run, union):
@@ -29,7 +28,9 @@ def test_a_greeting_says_how_the_device_is(nodes, tmp_path):
     assert wrong.problem and wrong.health
 
 
-def test_trouble_is_named_and_changes_no_figure(device_run, monkeypatch, read_csv, capsys):
+def test_trouble_is_named_and_changes_no_figure(
+    device_run, monkeypatch, read_csv, untimed_rounds, capsys
+):
     """A device with another version, whose clock is off, and whose certificate ends soon."""
     run = 'strategy="fedper" num-rounds=2 client-state=reset'
     before, greet = device_run(run), Device.hello
@@ -53,15 +54,6 @@ def test_trouble_is_named_and_changes_no_figure(device_run, monkeypatch, read_cs
     assert "torch 1.0 (the server 2." in rows[2][3]
     lines = [line for line in capsys.readouterr().out.splitlines() if "warning: client 1" in line]
     assert len(lines) == 3
-    assert rounds(read_csv, folder) == rounds(read_csv, before)
+    assert untimed_rounds(folder) == untimed_rounds(before)
     model = "model.safetensors"
     assert (folder / model).read_bytes() == (before / model).read_bytes()
-
-
-@pytest.mark.parametrize("least", [0, 2**62])
-def test_a_full_disk_of_the_server_is_named(least, device_run, monkeypatch, read_csv):
-    monkeypatch.setattr(health, "LEAST_DISK", least)
-    folder = device_run('strategy="fedper" num-rounds=1')
-    found = {(row["client"], row["kind"]) for row in read_csv(folder, "events.csv")}
-    who = ("server", *map(str, range(DEVICES))) if least else ()
-    assert found == {(name, "disk") for name in who}

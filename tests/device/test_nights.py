@@ -189,18 +189,6 @@ def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
     assert model(tmp_path, 4).exists()
 
 
-def test_a_budget_ends_the_nights_in_one_line(night, tmp_path):
-    budget = alone(1.0).epsilon(2, 1e-5) + 1e-6
-    private = f'dp.mode="local" dp.clip-norm=0.01 dp.delta={1e-5} dp.budget={budget}'
-    assert [night(keys=private)[0] for _ in range(2)] == [0, 0]
-    status, _, err = night(keys=private)
-    assert status == 1 and err.count("\n") == 1
-    assert err.startswith(f"error: dp.budget = {budget:g}: the earlier runs (2) have spent")
-    assert not model(tmp_path, 3).parent.exists()
-    night("--roll-back", "run-0001", new=False)  # what was spent stays spent
-    assert night(keys=private)[0] == 1
-
-
 def test_two_nights_at_once_are_one_too_many(night, tmp_path):
     (tmp_path / "federation").mkdir()
     with held(tmp_path / "federation"):

@@ -1,7 +1,5 @@
 """The command `ready` of a node-config: a device works only while it ends with status 0."""
 
-import csv
-
 import pytest
 
 from fedapps.core.errors import RunError
@@ -9,34 +7,26 @@ from fedapps.device import readiness
 from fedapps.device.readiness import DeclinedError
 
 
-def events(folder):
-    with (folder / "events.csv").open() as file:
-        return [(row["client"], row["kind"], row["detail"]) for row in csv.DictReader(file)]
-
-
-def column(folder, name):
-    with (folder / "rounds.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file)]
-
-
 def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
-    nodes, device_run, tmp_path, capsys
+    nodes, device_run, tmp_path, read_csv, read_rounds, capsys
 ):
     """Nor does it end a run that no failure may pass; a minute later it takes part."""
     nodes[1]["ready"] = f"test -e '{tmp_path}/on mains'"
     nodes[2]["ready"] = "true"
     folder = device_run("num-rounds=2 max-failures=0")
-    no = ("1", "declined", "its ready command ends with status 1")
-    assert [event for event in events(folder) if event[1] != "joined"] == [no] * 4  # also scored
-    assert column(folder, "failures") == [0, 0]
-    assert column(folder, "evaluated") == [len(nodes) - 1] * 2
+    events = [[*row.values()][1:] for row in read_csv(folder, "events.csv")]
+    no = ["1", "declined", "its ready command ends with status 1"]
+    assert [event for event in events if event[1] != "joined"] == [no] * 4  # also scored
+    figures = [(row["failures"], row["evaluated"]) for row in read_rounds(folder)]
+    assert figures == [(0, len(nodes) - 1)] * 2
     told = capsys.readouterr().out
     assert "round 1: client 1 declined: its ready command ends with status 1\n" in told
     assert not (tmp_path / "state-1" / "log.txt").exists()  # no traceback
     (tmp_path / "on mains").touch()
     folder = device_run("num-rounds=2")
-    assert not {kind for _, kind, _ in events(folder)} & {"declined", "failure"}
-    assert column(folder, "evaluated") == [len(nodes)] * 2
+    kinds = {row["kind"] for row in read_csv(folder, "events.csv")}
+    assert not kinds & {"declined", "failure"}
+    assert [row["evaluated"] for row in read_rounds(folder)] == [len(nodes)] * 2
 
 
 def test_a_run_in_which_all_decline_ends(nodes, device_run):

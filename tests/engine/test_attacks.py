@@ -28,17 +28,17 @@ def uploads(fits):
     return {request.client: update.arrays for _, _, request, update in fits}
 
 
-@pytest.mark.parametrize(("attack", "factor"), [("sign-flip", -3.0), ("scaled", 3.0)])
-def test_an_upload_is_changed_on_the_attackers_alone(attack, factor, serial_run, fits):
+def test_an_upload_is_changed_on_the_attackers_alone(serial_run, fits):
     serial_run(RUN)
     honest, start = uploads(fits), fits[0][2].arrays
-    fits.clear()
-    serial_run(RUN, f'attack="{attack}" attack-scale=3.0')
-    for client, arrays in uploads(fits).items():
-        for key, sent in arrays.items():
-            step = honest[client][key] - start[key]
-            expected = start[key] + (factor if client in BAD else 1.0) * step
-            np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
+    for attack, factor in (("sign-flip", -3.0), ("scaled", 3.0)):
+        fits.clear()
+        serial_run(RUN, f'attack="{attack}" attack-scale=3.0')
+        for client, arrays in uploads(fits).items():
+            for key, sent in arrays.items():
+                step = honest[client][key] - start[key]
+                expected = start[key] + (factor if client in BAD else 1.0) * step
+                np.testing.assert_allclose(sent, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_an_attacker_starts_from_what_it_has_before_the_methods_own_changes(flat_config):

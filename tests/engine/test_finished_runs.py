@@ -348,20 +348,26 @@ def test_states_of_a_version_that_did_not_know_a_key_of_the_method_are_found(tin
     assert main(["evaluate", str(folder)]) == 0
 
 
+@pytest.fixture
+def people(tmp_path):
+    """A table of three people, its file, and the words with which a run reads it."""
+    table = pd.DataFrame({"x": np.random.default_rng(0).normal(size=90)})
+    table = table.assign(who=["anna", "ben", "carl"] * 30, mood=np.where(table.x > 0, "up", "down"))
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    words = f'dataset="{path}" model="mlp" client-column="who" partitioner="natural" num-clients=0'
+    return table, path, words
+
+
 @pytest.mark.parametrize(("change", "told"), [
     (lambda t: t.replace({"who": {"anna": "zoe"}}), "client 0 was anna, and is ben now"),
     (lambda t: t[t.who != "carl"], "client 2 was carl, and is nobody now"),
     (lambda t: t.replace({"mood": {"up": "Up"}}), "class 0 was down, and is Up now"),
     (lambda t: t.sample(frac=1, random_state=0), ""),
 ])  # fmt: skip
-def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, serial_run, tmp_path):
+def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, people, serial_run):
     """Otherwise, a person's name would stand at another one's model, or a class at another's."""
-    draws = np.random.default_rng(0)
-    table = pd.DataFrame({"x": draws.normal(size=90), "who": ["anna", "ben", "carl"] * 30})
-    table["mood"] = np.where(table.x > 0, "up", "down")
-    path = tmp_path / "t.csv"
-    table.to_csv(path, index=False)
-    words = f'dataset="{path}" model="mlp" client-column="who" partitioner="natural" num-clients=0'
+    table, path, words = people
     folder = serial_run(words, 'strategy="fedper" num-rounds=1 finetune-epochs=0')
     change(table).to_csv(path, index=False)
     workspace.cache_clear()  # as in a new process
@@ -373,14 +379,9 @@ def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, seria
 
 
 @pytest.mark.parametrize("wanted", [0, 2])
-def test_clients_that_have_come_to_the_data_since_are_left_out(wanted, serial_run, tmp_path):
+def test_clients_that_have_come_to_the_data_since_are_left_out(wanted, people, serial_run):
     """Even in the middle of the alphabet; and of whom some were drawn, the same ones stay."""
-    draws = np.random.default_rng(0)
-    table = pd.DataFrame({"x": draws.normal(size=90), "who": ["anna", "ben", "carl"] * 30})
-    table["y"] = (table.x > 0).astype(int)
-    path = tmp_path / "t.csv"
-    table.to_csv(path, index=False)
-    words = f'dataset="{path}" model="mlp" client-column="who" partitioner="natural"'
+    table, path, words = people
     folder = serial_run(words, f'num-clients={wanted} strategy="fedper" num-rounds=1 seed=1')
     before = FinishedRun.open(folder)
     names = before.space.population.names

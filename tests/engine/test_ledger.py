@@ -136,7 +136,7 @@ def test_a_budget_does_not_add_secret_noise_to_other_noise(seeded):
 
 @pytest.mark.parametrize("secret", [True, False])
 def test_manifest_and_history_name_an_epsilon_only_if_the_noise_is_secret(
-    secret, serial_run, federation, capsys
+    secret, serial_run, federation, read_summary, capsys
 ):
     member = f'federation="{federation}" dp.secret-noise={str(secret).lower()}'
     folder = serial_run(DP, member)
@@ -150,7 +150,7 @@ def test_manifest_and_history_name_an_epsilon_only_if_the_noise_is_secret(
     assert cli.main(["nightly", "--history", "--folder", str(federation)]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split()[-3:-1] == [f"{spent:.4g}" if secret else "-"] * 2
-    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(spent)
+    assert read_summary(folder)["epsilon_of_federation"] == pytest.approx(spent)
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path):
@@ -176,11 +176,9 @@ def federation(tmp_path):
     return tmp_path / "federation"
 
 
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
-def test_runs_of_a_federation_are_entered_and_add_up(serial_run, federation, read_rounds):
+def test_runs_of_a_federation_are_entered_and_add_up(
+    serial_run, federation, read_rounds, read_summary
+):
     run = DP, f'federation="{federation}"'
     first = serial_run(*run)
     path = first / "model.safetensors"
@@ -195,10 +193,10 @@ def test_runs_of_a_federation_are_entered_and_add_up(serial_run, federation, rea
     assert [read_rounds(f)[-1]["epsilon"] for f in (first, second)] == [
         pytest.approx(alone_), pytest.approx(composed(parts[1:], DELTA))
     ]  # fmt: skip
-    found = [summary_of(folder)["epsilon_of_federation"] for folder in (first, second)]
+    found = [read_summary(folder)["epsilon_of_federation"] for folder in (first, second)]
     assert found == pytest.approx([alone_, both])
     told = ("epsilon of the federation", f"{both:.4g} in 2 runs")
-    assert told in summary._privacy(summary_of(second), config.read(config.stored(second)))
+    assert told in summary._privacy(read_summary(second), config.read(config.stored(second)))
     manifest = json.loads((second / "model.manifest.json").read_text())
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()
     assert (manifest["sha256"], manifest["run"], manifest["round"]) == (digest, two.run, 2)
@@ -260,7 +258,7 @@ def test_a_run_beyond_the_budget_is_refused_before_it_begins(
 
 
 def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
-    serial_run, federation, monkeypatch
+    serial_run, federation, read_summary, monkeypatch
 ):
     seen, aggregate = [], Rounds.aggregate_train
 
@@ -286,7 +284,7 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
     assert (again.run, again.round, again.finished) == (left.run, 5, True)
     assert again.releases == 6
     total = ledger.epsilon([again], again.delta)
-    assert summary_of(folder)["epsilon_of_federation"] == pytest.approx(total)
+    assert read_summary(folder)["epsilon_of_federation"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("other", "line"), [

@@ -182,14 +182,24 @@ def test_each_resumption_is_known(tmp_path):
         assert about.resumed == rounds and about.attempt == attempt
 
 
-def test_latest_is_the_newest_unfinished_run_of_the_same_settings(interrupted, serial_run, capsys):
-    folder = interrupted()
+def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
+    interrupted, serial_run, monkeypatch, capsys
+):
+    """Also while another run is deleted."""
+    folder, glob = interrupted(), Path.glob
     other = serial_run("num-rounds=4 lr=0.04")
     assert "stopped after round" not in capsys.readouterr().out
     assert other != folder
     new = serial_run("num-rounds=4")
     assert f"{folder} with the same settings stopped after round 2" in capsys.readouterr().out
     assert new != folder
+
+    def found(path, pattern):
+        yield from glob(path, pattern)
+        if pattern.endswith(checkpoint.FOLDER):
+            yield path / "gone" / checkpoint.FOLDER
+
+    monkeypatch.setattr(Path, "glob", found)
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
     with pytest.raises(RunError, match="no unfinished run with these settings"):
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
@@ -265,18 +275,6 @@ def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, se
     assert serial_run("num-rounds=4", 'resume="latest"') == folder  # however it has ended
 
 
-def test_a_run_that_is_deleted_while_others_are_looked_for(interrupted, serial_run, monkeypatch):
-    folder, glob = interrupted(), Path.glob
-
-    def found(path, pattern):
-        yield from glob(path, pattern)
-        if pattern.endswith(checkpoint.FOLDER):
-            yield path / "gone" / checkpoint.FOLDER
-
-    monkeypatch.setattr(Path, "glob", found)
-    assert serial_run("num-rounds=4", 'resume="latest"') == folder
-
-
 def test_a_run_holds_its_directory(serial_run, monkeypatch):
     free, write = [], Report.round
 
@@ -325,14 +323,16 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
     assert differences(folder, copy) == []
 
 
-def test_other_settings_are_named(interrupted):
-    folder = interrupted()
-    for option, line in (
-        ("lr=0.01", r"lr = 0\.01 \(the run has 0\.05\)"),
-        ("cache-limit=7", r"cache-limit = 7 \(the run has \d+\)"),  # train_macs depends on it
-    ):
-        with pytest.raises(RunError, match=line):
-            resumed(folder, option)
+def test_other_settings_are_named(interrupted, monkeypatch):
+    """`flwr run` alone is told of resume.toml, too."""
+    folder, line = interrupted(), r"lr = 0\.7 \(the run has 0\.05\); leave them out"
+    with pytest.raises(RunError, match=r"cache-limit = 7 \(the run has \d+\)"):
+        resumed(folder, "cache-limit=7")  # train_macs depends on it
+    for program in ("fedapps", "flwr-serverapp"):
+        monkeypatch.setattr(sys, "orig_argv", ["python", f"/bin/{program}", "serial"])
+        with pytest.raises(RunError, match=line) as caught:
+            resumed(folder, "lr=0.7")
+        assert ("resume.toml" in str(caught.value)) == (program != "fedapps")
 
 
 def test_tables_of_another_version_get_no_lines_of_this_one(interrupted):
@@ -380,8 +380,12 @@ def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_
     assert differences(folder, resumed(ended)) == []  # the phase is still there
     single = folder / "checkpoint/round-000001.fedapps"
     single.unlink()
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Report, "follow", raiser(KeyboardInterrupt()))
+        patch.setattr(Report, "follow", kill)
         resumed(folder, "num-rounds=4")
     resumed(folder, "num-rounds=4")
     assert differences(longer, folder) == []
@@ -390,15 +394,6 @@ def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_
     assert totals[0] == totals[1]
     with pytest.raises(RunError, match="num-rounds = 3: the run has done 4 rounds"):
         resumed(folder, "num-rounds=3")
-
-
-def raiser(error):
-    """A function that raises an error, whatever it gets."""
-
-    def fail(*arguments, **options):
-        raise error
-
-    return fail
 
 
 def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
@@ -619,15 +614,6 @@ def test_a_repeated_release_counts_again(interrupted, read_csv):
     back_to(folder, 2)
     with pytest.raises(RunError, match="epsilon is unknown"):
         resumed(folder)
-
-
-def test_flwr_run_alone_is_told_of_resume_toml(interrupted, monkeypatch):
-    folder, line = interrupted(), r"lr = 0\.7 \(the run has .*\); leave them out"
-    for program in ("fedapps", "flwr-serverapp"):
-        monkeypatch.setattr(sys, "orig_argv", ["python", f"/bin/{program}", "serial"])
-        with pytest.raises(RunError, match=line) as caught:
-            resumed(folder, "lr=0.7")
-        assert ("resume.toml" in str(caught.value)) == (program != "fedapps")
 
 
 @pytest.mark.parametrize("links", [True, False])
