@@ -68,6 +68,7 @@ def test_the_app_of_a_device_loads_nothing_that_only_servers_need(walk):
     assert "fedapps.device.personalized" in loaded
     servers = {"drawing", "compare", "report.report", "engine.checkpoint", "engine.rounds"}
     assert loaded.isdisjoint(f"fedapps.{name}" for name in servers)
+    assert "torch._dynamo" not in names  # the compiler, which takes seconds
 
 
 def test_a_round_needs_the_packages_of_the_lock_only(walk):

@@ -9,11 +9,16 @@ the process loads what a device loads: the ClientApp first.
 import json
 import sys
 
+import torch
+from torch import nn
+
 from fedapps import client_app
 from fedapps.cli import adopt, export, predict  # noqa: F401
 from fedapps.core import config, flower, registry
 from fedapps.device import answering, supernode, warm  # noqa: F401
 from fedapps.device.device import Device, device_workspace
+from fedapps.training.optimizers import OPTIMIZERS, optimizer
+from fedapps.training.plan import Stage
 from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
@@ -21,7 +26,10 @@ from fedapps.wire.serial_grid import DeviceGrid
 
 
 def main(run_config, node_config):
-    """Greet, train and evaluate; return the failures and what the client has told."""
+    """Greet, train and evaluate, and step with each optimizer.
+
+    Return the failures and what the client has told.
+    """
     for name in ("flower-supernode", "flower-superexec", "flwr-clientapp"):
         flower.command(name)
     for name in registry.names():
@@ -46,6 +54,11 @@ def main(run_config, node_config):
         updates, failed = unpack_reply([request], reply, space.layout, False, 1e6)
         failures += [failure.cause for failure in failed]
         told[kind] = updates[0].metrics if updates else {}
+    for name in OPTIMIZERS:
+        parameter = nn.Parameter(torch.ones(3))
+        own = optimizer([parameter], Stage(layers=(), epochs=1, lr=0.1, optimizer=name))
+        parameter.grad = torch.ones(3)
+        own.step()
     return failures, told
 
 

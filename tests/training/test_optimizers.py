@@ -1,7 +1,5 @@
 """The optimizers against torch's own classes and against the papers' formulas, step by step."""
 
-import subprocess
-import sys
 from typing import get_args, get_type_hints
 
 import pytest
@@ -116,19 +114,3 @@ def test_a_round_and_fine_tuning_take_torchs_steps(tiny_npz, name):
         act(plan, run.strategy.download(1, 0, plan))
         for found, right in zip(client.model.parameters(), wanted.parameters(), strict=True):
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
-
-
-def test_no_optimizer_imports_the_compiler():
-    code = """
-import sys, torch
-from torch import nn
-from fedapps.training.optimizers import OPTIMIZERS, optimizer
-from fedapps.training.plan import Stage
-for name in OPTIMIZERS:
-    parameter = nn.Parameter(torch.ones(3))
-    own = optimizer([parameter], Stage(layers=(), epochs=1, lr=0.1, optimizer=name))
-    parameter.grad = torch.ones(3)
-    own.step()
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -334,7 +334,7 @@ def test_a_head_of_zeros_hides_nothing():
 # Speed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "gru", "cnn", "lenet5"])
+@pytest.mark.parametrize("name", ["gru", "lenet5"])
 def test_a_clients_step_needs_a_tenth_of_the_kernels(name):
     """Counted by PyTorch's dispatcher, for 20 clients of 50 samples in batches of 10."""
     bench = Bench(name, torch.device("cpu"), 20)
