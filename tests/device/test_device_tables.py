@@ -94,19 +94,6 @@ def test_what_is_in_a_row_stays_on_the_device(
         assert own_log or not file.is_file() or b"perhaps" not in file.read_bytes(), file
 
 
-def test_a_model_of_a_table_predicts_from_a_table(nodes, flat_config, no_plots, tmp_path, capsys):
-    run_serial(flat_config(RUN, RULE, "local-epochs=20 lr=0.1"), node_configs=nodes("csv"))
-    asked = frame(1)
-    asked[["age", "sex"]].to_csv(tmp_path / "asked.csv", index=False)
-    state = str(tmp_path / "csv" / "state-1")
-    assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "asked.csv")]) == 0
-    words = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
-    assert np.mean(words == asked.ill.to_numpy()) > 0.8
-    asked.assign(sex="d").to_csv(tmp_path / "asked.csv", index=False)
-    assert main(["predict", "--state-dir", state, "--input", str(tmp_path / "asked.csv")]) == 1
-    assert 'line 2: column sex holds "d"; must be f|m' in capsys.readouterr().err
-
-
 def test_series_and_recordings_on_devices(tmp_path, flat_config, no_plots, read_csv):
     """One device has an .npz of windows, the other the recording that they were cut from."""
     rng, data = np.random.default_rng(0), (tmp_path / "own.npz", tmp_path / "recorded")

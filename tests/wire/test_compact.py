@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.superlink.grid.http_grid import HttpGrid
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapps.wire import compact
@@ -29,6 +29,7 @@ def message_of(content):
     return Message(RecordDict(content), 1, "train")
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(names, records, max_size=4))
 def test_a_packed_message_has_one_record_and_comes_out_as_it_was(content):
     message = compact.pack(message_of(content))
