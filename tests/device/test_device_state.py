@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -75,15 +74,6 @@ def test_clients_vote_again_for_a_personal_layer_in_a_new_run(device_run, nodes,
     assert not [event for event in events if event["kind"] == "failure"]
     votes = [event["client"] for event in events if event["kind"] == "vote"]
     assert sorted(votes) == ["0", "1", "2"]
-
-
-def test_a_directory_of_the_same_name_is_another_run(device_run, nodes, capsys):
-    """A device knows a run by its id: a new run is new though an old one had its name."""
-    folder = device_run('strategy="fedper" run-name="mine"')
-    shutil.rmtree(folder)
-    capsys.readouterr()
-    device_run('strategy="fedper" run-name="mine" client-state="reset"')
-    assert capsys.readouterr().out.count("resets state; found the state of round 2") == DEVICES
 
 
 def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypatch):
@@ -377,12 +367,3 @@ def test_an_old_state_that_fails_training_is_named(device_run, tmp_path, read_cs
     ClientStore(state.parent).save(1, huge)
     (detail,) = failures("num-rounds=1")
     assert detail.endswith(f"; it began from {state.parent}: {advice}")
-
-
-def test_a_state_that_began_a_run_and_no_more_is_found(device_run, capsys, tmp_path):
-    device_run('strategy="fedper" num-rounds=1')
-    for state in tmp_path.glob("state-*/fedper-*/round-000001.safetensors"):
-        state.rename(state.with_name("round-000000.safetensors"))
-    device_run('strategy="fedper" num-rounds=1')
-    text = "keeps state; found the state of round 0 of an earlier run"
-    assert capsys.readouterr().out.count(text) == DEVICES
