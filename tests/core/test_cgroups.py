@@ -56,6 +56,12 @@ def limits(folder, most, now, names=("memory.max", "memory.current")):
 @pytest.mark.parametrize(("own", "files", "left"), [
     ("0::/a/b\n", limits("a/b/", "max", 5) | limits("a/", 1000, 400), 600),
     ("0::/a/b\n", limits("a/b/", 500, 100) | limits("a/", 1000, 400), 400),
+    ("0::/\n", limits("", 1000, 1200), 0),
+    (
+        "0::/\n",
+        limits("", 1000, 700) | {"memory.stat": "anon 9\ninactive_file 30\nactive_file 20\n"},
+        350,
+    ),
     (
         HYBRID,
         limits("memory/slurm/job_7/", 900, 0, ("memory.limit_in_bytes", "memory.usage_in_bytes")),

@@ -107,11 +107,6 @@ def test_what_is_interrupted_leaves_the_old_file(error, expected, tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_file_in_no_folder_cannot_be_written(tmp_path):
-    with pytest.raises(RunError, match=r"^cannot write .*/none/x: No such file or directory$"):
-        write_whole(tmp_path / "none" / "x", b"")
-
-
 def test_a_text_that_the_locale_cannot_name_is_no_path():
     code = "from fedapps.core.paths import expanded; expanded('M\\u00fcller', 'run-name')"
     env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}

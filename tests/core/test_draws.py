@@ -1,7 +1,6 @@
 """Draws: pure functions of the seed and of what they are for, and even ones."""
 
 import zlib
-from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
@@ -20,23 +19,12 @@ CROPS = [[0, 1, 8, 3], [5, 8, 1, 4], [False, True, False, False]]
 TORCH = 6547140472696104969
 
 
-@settings(max_examples=100, deadline=None)
-@given(percent=st.integers(1, 100), clients=st.integers(1, 1000))
-def test_size_is_the_floor_of_the_exact_product(percent, clients):
+def test_size_is_the_floor_of_the_exact_product():
     """In float64, 0.29 x 100 is below 29; a fraction of two decimals must not feel that."""
-    exact = max(Fraction(percent, 100) * clients // 1, 1)
-    assert len(sample_clients(0, 1, clients, percent / 100)) == exact
-
-
-def test_all_float_traps_of_two_decimals_up_to_1000_clients():
-    traps = [
-        (percent, n)
-        for percent, n in product(range(1, 101), (10, 50, 100, 200, 1000))
-        if int(percent / 100 * n) != percent * n // 100
-    ]
-    assert (29, 100) in traps
-    for percent, n in traps:
-        assert len(sample_clients(0, 1, n, percent / 100)) == percent * n // 100
+    pairs = [*product(range(1, 101), (1, 7, 10, 50, 100, 200, 1000))]
+    assert (29, 100) in [(p, n) for p, n in pairs if int(p / 100 * n) != p * n // 100]
+    for percent, n in pairs:
+        assert len(sample_clients(0, 1, n, percent / 100)) == max(percent * n // 100, 1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,26 +39,6 @@ def test_sample_is_ascending_without_repetition_and_repeatable(seed, round_, cli
     assert all(type(client) is int for client in chosen)
     np.random.seed(seed % 2**32)  # the global state plays no part
     assert sample_clients(seed, round_, clients, fraction) == chosen
-
-
-def test_every_client_has_the_same_chance():
-    """3 of 10 in 4,000 rounds: chi-squared below its 0.999 quantile, for clients and for pairs."""
-    rounds = 4000
-    counts, pairs = np.zeros(10), np.zeros((10, 10))
-    for round_ in range(1, rounds + 1):
-        chosen = sample_clients(0, round_, 10, 0.3)
-        counts[chosen] += 1
-        pairs[np.ix_(chosen, chosen)] += 1
-    expected = 0.3 * rounds
-    # without replacement the statistic is (1 - 3/10) 10/9 times a chi-squared of 9 degrees
-    assert ((counts - expected) ** 2 / expected).sum() / (0.7 * 10 / 9) < 27.9
-    together = pairs[np.triu_indices(10, 1)]
-    assert np.abs(together - rounds * 3 / 10 * 2 / 9).max() < 4 * np.sqrt(rounds / 15)
-
-
-def test_rounds_and_seeds_differ():
-    samples = {tuple(sample_clients(s, r, 100, 0.1)) for s in range(10) for r in range(1, 51)}
-    assert len(samples) == 500
 
 
 def test_no_two_streams_are_the_same():

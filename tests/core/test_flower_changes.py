@@ -14,7 +14,7 @@ from flwr.app import Message, RecordDict
 
 from fedapps.core import flower
 from fedapps.core.errors import RunError
-from fedapps.core.flower import ChangedError, Known, Overlay
+from fedapps.core.flower import ChangedError, Known
 from fedapps.device import answering, supernode, waiting, warm
 from fedapps.wire import serial_grid as serial
 from fedapps.wire import superlink
@@ -61,6 +61,11 @@ def restored(monkeypatch, name, *attributes):
     return module
 
 
+def module(known):
+    """The module of Flower in which something is replaced."""
+    return importlib.import_module(known.module)
+
+
 def change_source(monkeypatch, module, old, new):
     """Let a module look as if its source had another text in a place."""
     source = inspect.getsource(module)
@@ -68,13 +73,6 @@ def change_source(monkeypatch, module, old, new):
     real = inspect.getsource
     changed = source.replace(old, new)
     monkeypatch.setattr(inspect, "getsource", lambda m: changed if m is module else real(m))
-
-
-def test_a_stand_in_has_all_else_of_its_module():
-    stand_in = Overlay(time, sleep="mine")
-    assert stand_in.sleep == "mine" and stand_in.monotonic is time.monotonic
-    with pytest.raises(AttributeError):
-        stand_in.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize(("known", "line"), [
@@ -153,20 +151,14 @@ def test_what_a_request_needs_is_looked_up_at_once_or_as_before(notes, monkeypat
     assert len(notes()) == bool(change)
 
 
-@pytest.mark.parametrize("change", ["other server", "a stream", "other path", "no types"])
+@pytest.mark.parametrize("change", [
+    lambda m, server, fleet: change_source(m, server, "uvicorn.run(", "uvicorn.serve("),
+    lambda m, server, fleet: change_source(m, fleet, "-> PullObject", "-> Iterator[PullObject"),
+    lambda m, server, fleet: m.setattr(superlink, "PULL", "/v2/fleet/pull-messages"),
+    lambda m, server, fleet: m.delattr(module(superlink.TYPES), "PROTOBUF_REQUEST_TYPES"),
+], ids=["server", "a stream", "path", "no types"])  # fmt: skip
 def test_a_superlink_that_answers_in_another_way_does_so(server, notes, monkeypatch, change):
-    fleet = importlib.import_module(superlink.ROUTES[0].module)
-    types = importlib.import_module(superlink.TYPES.module)
-    if change == "other server":
-        change_source(monkeypatch, server, "uvicorn.run(", "uvicorn.serve(")
-    elif change == "a stream":
-        change_source(
-            monkeypatch, fleet, "-> PullObjectResponse", "-> Iterator[PullObjectResponse]"
-        )
-    elif change == "other path":
-        monkeypatch.setattr(superlink, "PULL", "/v2/fleet/pull-messages")
-    else:
-        monkeypatch.delattr(types, "PROTOBUF_REQUEST_TYPES")
+    change(monkeypatch, server, module(superlink.ROUTES[0]))
     superlink.answer_sooner()
     assert server.uvicorn is uvicorn
     (line,) = notes()
@@ -175,31 +167,20 @@ def test_a_superlink_that_answers_in_another_way_does_so(server, notes, monkeypa
 
 
 @pytest.mark.parametrize("change", [
-    "other SuperExec", "other start", "no start", "names", "parameters", "api", "tasks", "port",
-    "app",
+    lambda m: change_source(m, module(answering.LOOP), '["flower-superexec"]', '["executor"]'),
+    lambda m: change_source(m, module(answering.LOOP), "subprocess.Popen", "subprocess.run"),
+    lambda m: m.delattr(module(answering.LOOP), "subprocess"),
+    lambda m: m.delattr(module(answering.LOOP), "Error"),
+    lambda m: m.setattr(module(answering.LOOP), "_push_messages", lambda state, send: None),
+    lambda m: m.delattr(module(answering.API), "PushObjectRequest"),
+    lambda m: change_source(m, module(answering.STATE), "self.lock_task_store = ", "self.lock = "),
+    lambda m: change_source(m, module(answering.COMMAND), "http_server.should_exit", "http.ends"),
+    lambda m: m.setattr(warm, "CLIENTAPP", "flwr.supernode.runtime"),
+], ids=[
+    "SuperExec", "start", "no start", "names", "parameters", "api", "tasks", "port", "app",
 ])  # fmt: skip
-def test_a_supernode_that_answers_in_another_way_does_so(
-    loop, command, notes, monkeypatch, tmp_path, change
-):
-    if change == "other SuperExec":
-        change_source(monkeypatch, loop, '["flower-superexec"]', '["flower-executor"]')
-    elif change == "other start":
-        change_source(monkeypatch, loop, "subprocess.Popen", "subprocess.run")
-    elif change == "no start":
-        monkeypatch.delattr(loop, "subprocess")
-    elif change == "names":
-        monkeypatch.delattr(loop, "Error")
-    elif change == "parameters":
-        monkeypatch.setattr(loop, "_push_messages", lambda state, send: None)
-    elif change == "api":
-        monkeypatch.delattr(importlib.import_module(answering.API.module), "PushObjectRequest")
-    elif change == "tasks":
-        module = importlib.import_module(answering.STATE.module)
-        change_source(monkeypatch, module, "self.lock_task_store = Lock()", "self.lock = Lock()")
-    elif change == "port":
-        change_source(monkeypatch, command, "http_server.should_exit", "http_server.ends")
-    else:
-        monkeypatch.setattr(warm, "CLIENTAPP", "flwr.supernode.runtime")
+def test_a_supernode_that_answers_in_another_way_does_so(loop, command, notes, monkeypatch, change):
+    change(monkeypatch)
     was = vars(loop).get("subprocess"), loop._push_messages, command._start_supernode_http_api
     supernode.answer_sooner()
     assert was == (

@@ -139,17 +139,6 @@ def code_words(path):
                         yield getattr(node, "lineno", 0), word
 
 
-def test_the_scan_finds_a_name_in_code_but_not_in_prose(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text(
-        '"""Like fedavg."""\nimport strategies.fedper as x  # fedprox\n'
-        'if name == "FedBABU":\n    """No docstring: fedrep."""\n    local_fedbn = x.sflv1\n'
-    )
-    found = {word: line for line, word in code_words(path)}
-    known = {"fedper": 2, "fedbabu": 3, "fedrep": 4, "fedbn": 5, "sflv1": 5}
-    assert {w: n for w, n in found.items() if w.startswith(("fed", "sfl"))} == known
-
-
 def test_no_file_of_fedapps_names_a_method():
     names, files = set(registry.names()) - SHARED_WORDS, sorted(FEDAPPS.rglob("*.py"))
     found = [(file, *place) for file in files for place in code_words(file) if place[1] in names]

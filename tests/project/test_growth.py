@@ -3,14 +3,12 @@
 import sys
 import tracemalloc
 from collections import OrderedDict
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 
-from fedapps.core import cgroups, config, memory, registry
+from fedapps.core import config, memory, registry
 from fedapps.core.cache import ByteCache
 from fedapps.core.errors import RunError
 from fedapps.engine import evaluations
@@ -235,33 +233,3 @@ def test_a_large_state_is_told(monkeypatch, capsys):
     line = r"^it needs 8\.1 GB of memory, 8\.0 GB are free: take less$"
     with pytest.raises(RunError, match=line):
         memory.reserve("it", 8_100_000_000, "take less")
-
-
-@pytest.mark.parametrize(("files", "left"), [
-    ({}, 10**15),
-    ({"memory.max": "max", "memory.current": "7", "memory.stat": ""}, 10**15),
-    ({"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 9"}, 300),
-    (
-        {
-            "memory.max": "1000",
-            "memory.current": "700",
-            "memory.stat": "anon 9\ninactive_file 30\nactive_file 20\n",
-        },
-        350,
-    ),
-    (
-        {
-            "memory/memory.limit_in_bytes": "1000",
-            "memory/memory.usage_in_bytes": "1200",
-            "memory/memory.stat": "inactive_file 30\ntotal_inactive_file 30",
-        },
-        0,
-    ),
-])  # fmt: skip
-def test_a_container_may_have_less_than_its_machine(files, left, tmp_path, monkeypatch):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**15))
-    assert memory.available() == left
