@@ -72,16 +72,6 @@ def test_a_table_is_normalized_by_the_training_samples_of_all_clients(own):
     np.testing.assert_allclose(together.std(0, correction=0)[:2], np.ones(2), rtol=1e-5)
 
 
-def test_tokens_come_as_they_are(own):
-    inputs = arrays("tokens").astype(np.uint8)
-    data = load(str(own(inputs)), "")
-    assert (data.inputs.choices, data.targets.choices) == (12, 3)
-    x, y = data.tensors(np.array([3, 61]))
-    assert x.dtype == y.dtype == torch.int64
-    assert x.tolist() == inputs[[3, 61]].tolist()
-    assert y.tolist() == LABELS[[3, 61]].tolist()
-
-
 @pytest.mark.parametrize(("change", "line"), [
     ({"test_inputs": np.zeros((TEST, 4))}, "test_inputs holds inputs [4] of float64; must be [5]"),
     ({"train_targets": LABELS[: N - 1]}, "train_targets holds 59 targets for 60 samples of"),
@@ -205,6 +195,9 @@ class TestLargeOffsets:
     ("images targets", "key labels is missing; found images, targets; needed images, labels"),
     ("inputs labels", "key targets is missing; found inputs, labels; needed inputs, targets"),
     ("targets", "key inputs is missing; found targets; needed inputs, targets"),
+    ("X y", "key train_images is missing; found X, y; needed train_images, train_labels, "
+     "test_images, test_labels; or train_inputs, train_targets, test_inputs, test_targets; or "
+     "inputs, targets"),
     ("images", "key labels is missing; found images; needed images, labels"),
     ("train_inputs train_targets", "key test_inputs is missing; found train_inputs, train_targets;"
      " needed train_inputs, train_targets, test_inputs, test_targets"),

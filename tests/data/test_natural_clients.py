@@ -124,30 +124,17 @@ def test_data_that_say_more_than_the_run_uses(split, partitioner, said, tmp_path
     assert (said in found[0]) if said else (found == [])
 
 
-def test_a_run_says_who_its_clients_are(tmp_path, serial_run, read_csv, capsys):
-    path = tmp_path / "own.npz"
-    rows = np.arange(2.0 * len(GROUPS)).reshape(-1, 2)
-    np.savez(path, inputs=rows, targets=np.arange(len(GROUPS)) % 2, groups=GROUPS)
-    folder = serial_run(
-        f'dataset="{path}" partitioner="natural" num-clients=0 strategy="fedcmd" model="mlp"'
-        " num-rounds=1 min-samples=8"
-    )
-    named = [(row["client"], row["name"]) for row in read_csv(folder, "names.csv")]
-    assert named == [("0", "9"), ("1", "10"), ("2", "33")]
-    assert "note: 1 of 4 groups have fewer than min-samples = 8" in capsys.readouterr().out
-    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "1", "2"}
-
-
 def test_names_of_clients_stand_where_a_person_looks(tmp_path, serial_run, read_csv, capsys):
     """Whatever they are: markup, a formula of a spreadsheet or of a plot, a number."""
     called = ["12", "<b>North</b> & $Co$", "=1+1", "South"]
-    groups = np.repeat(called, 20)
-    values = {"inputs": np.arange(160.0).reshape(-1, 2), "targets": np.arange(80) % 2}
+    groups = np.repeat([*called, "Far"], [20] * 4 + [7])  # the last has too few samples
+    values = {"inputs": np.arange(174.0).reshape(-1, 2), "targets": np.arange(87) % 2}
     np.savez(tmp_path / "own.npz", groups=groups, **values)
     folder = serial_run(
         f'dataset="{tmp_path / "own.npz"}" partitioner="natural" num-clients=0 model="mlp"'
         ' strategy="fedper" num-rounds=1 min-samples=8 unseen-clients="3"'
     )
+    assert "note: 1 of 5 groups have fewer than min-samples = 8" in capsys.readouterr().out
     names = {row["client"]: row["name"] for row in read_csv(folder, "names.csv")}
     assert names == {"0": "12", "1": called[1], "2": "'=1+1", "3": "South"}  # for spreadsheets
     again.evaluate(folder, {"finetune-epochs": 0})

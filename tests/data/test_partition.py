@@ -151,17 +151,6 @@ def test_official_keeps_train_and_test_apart_and_follows_the_proportions(case):
         assert np.abs(count[1] - wanted).max() < 1 + 1e-6
 
 
-@given(cases())
-@budget(max_examples=60, deadline=None)
-def test_order_of_samples_changes_no_class_count(case):
-    labels, num_train, chosen = case
-    assume(chosen.partitioner in ("dirichlet", "shards", "classes"))
-    result = shared_out(labels, num_train, chosen)
-    other = np.random.default_rng(1).permutation(labels)
-    counts = held(labels, result)
-    assert np.array_equal(counts, held(other, shares(other, num_train, chosen)))
-
-
 def all_fingerprints():
     """One of every partitioner and split."""
     labels, num_train = balanced(10, 30, 12)

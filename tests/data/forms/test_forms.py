@@ -20,7 +20,6 @@ from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.data import Form, load, of_device, unlabelled
-from fedapps.data.forms.columns import parsed, written
 from fedapps.data.spec import FILLS, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 from tests.support.marks import extra
@@ -78,13 +77,6 @@ def test_parquet_is_read_like_csv(frame, tmp_path):
         table.to_parquet(tmp_path / "t.parquet")
         data = load(str(tmp_path / "t.parquet"), "", Form(client_column="who"))
         same(data, INPUTS, ILL == "yes", WHO)
-
-
-def test_a_folder_with_a_file_for_each_client(frame, tmp_path):
-    order = np.argsort(WHO, kind="stable")
-    for who, rows in frame.groupby("who"):
-        rows.drop(columns="who").to_csv(tmp_path / f"{who}.csv", index=False)
-    same(load(str(tmp_path), ""), INPUTS[order], (ILL == "yes")[order], WHO[order])
 
 
 def test_files_train_and_test_are_the_official_parts(frame, tmp_path):
@@ -696,12 +688,8 @@ def test_an_unknown_category_may_be_left_empty_where_gaps_are_filled(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("age,age,ill\n1,2,no\n3,4,yes\n", "t.csv: column age is there twice"),
     ("age,ill\n1,né\n", "t.csv: is not UTF-8; save it as UTF-8"),
     ("age;ill\n1,5;no\n3;yes\n", "t.csv: has no comma in line 1; separate columns"),
-    ("", "t.csv: is empty; must have a line of column names"),
-    ("age,ill\n1,no\n2,3,yes\n", "t.csv: line 3 has 3 cells, not 2"),
-    ("age,ill\n1,2,no\n3,4,yes\n", "t.csv: line 2 has 3 cells, not 2"),
     ("day,ill\n" + "".join(f"2024-{day // 28 + 1}-{day % 28},no\n" for day in range(101)),
      "column day holds 101 different texts; dates? turn them into numbers"),
     ("note,ill\n" + "".join(f"he coughs {day} times,no\n" for day in range(101)),
@@ -830,24 +818,12 @@ def test_a_name_with_a_comma_can_be_a_target_and_a_client_but_no_input(frame, tm
     same(used, INPUTS[:, 1:], ILL == "yes", WHO)
 
 
-def test_a_rule_of_columns_survives_as_text():
-    rule = "age,sex=f|m,bp"
-    assert written(parsed(rule)) == rule
-
-
 class TestDatasets:
     """Folders of the package `datasets`, which `flwr-datasets create` writes, too."""
 
     @pytest.fixture(autouse=True)
     def quiet(self):
         extra("datasets").disable_progress_bars()
-
-    def test_a_table(self, frame, tmp_path):
-        from datasets import Dataset
-
-        Dataset.from_pandas(frame).save_to_disk(tmp_path / "d")
-        form = Form(target_column="ill", client_column="who")
-        same(load(str(tmp_path / "d"), "", form), INPUTS, ILL == "yes", WHO)
 
     def test_pictures_of_clients_and_their_class_names(self, tmp_path):
         from datasets import ClassLabel, Dataset, Features

@@ -220,13 +220,6 @@ class TestTexts:
 class TestPlaces:
     """Where a row is: for messages, and for windows."""
 
-    def test_no_window_spans_a_row_that_is_left_out(self, tmp_path):
-        rows = "".join(f"{row},0\n" for row in ["0", "1", "2", "", "4", "5", "6", "7", "8"])
-        form = Form("y", missing="drop", window=2, window_step=1)
-        data = read(tmp_path, form, t=f"x,y\n{rows}")
-        found = np.array(values(data)[0])[..., 0].tolist()
-        assert found == [[0, 1], [1, 2], [4, 5], [5, 6], [6, 7], [7, 8]]
-
     @pytest.mark.parametrize(("text", "line"), [
         ("x,y\n1,0\nq,1\n2,0\n", 3), ("x,y\n1,0\n\n  \nq,1\n2,0\n", 5),
         ('x,"a\nname",y\n1,"b\n\nc",0\n2,d,0\n"q",b,1\n3,d,1\n', 7),
