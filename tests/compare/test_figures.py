@@ -304,23 +304,6 @@ def test_where_many_settings_and_accuracies_differ_every_word_can_be_read(made, 
     assert printed["A"][:2] == ["0-1", "2"] and len(printed["A"]) == 7
 
 
-def test_rows_keep_their_letters_beside_the_scores_of_newcomers(made, compare):
-    """Five scores, as those of the default method with `unseen-clients`."""
-    for name in ("fedbabu", "fedavg"):
-        for seed in (0, 1):
-            keys = f"strategy={name} seed={seed}"
-            folder = made(f"{name}-{seed}", keys, accuracy_without_head=0.123456 * (1 + seed))
-            path = folder / "summary.json"
-            come = {f"{RESULT}_unseen": 0.5 + seed / 3, "accuracy_difference_unseen": seed / 7}
-            path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | come), "utf-8")
-    compared = compare(folder.parent)
-    printed = compared.cells("accuracies on test samples")
-    assert [printed[letter][:2] for letter in "AB"] == [["0-1", "2"]] * 2
-    assert all(len(printed[letter]) == 7 for letter in "AB")
-    for line in ("A: fedavg", "B: fedbabu", "unseen %", "without head %", "personalized %"):
-        assert line in compared.out
-
-
 def test_newcomers_stand_beside_the_clients_that_trained(tmp_path):
     """The means of unseen.csv and the difference are in summary.json; a run without has none."""
     folders = [scored_run(tmp_path, name, f"seed={k}") for k, name in enumerate("ab")]
