@@ -633,18 +633,3 @@ def test_a_methods_own_rate_follows_the_schedule_on_both_sides(settings):
     client, plan = registry.client_class("fedavg")(space, 0, {}), strategy.plan(3, 0)
     assert strategy.scheduled(0.3, 3) == client.scheduled(0.3, plan) == pytest.approx(0.15)
     assert client.scheduled(0.3, strategy.alone(plan)) == pytest.approx(0.3)
-
-
-def test_without_hooks_it_is_fedavg():
-    class Nothing(BaseStrategy):
-        pass
-
-    keys = 'strategy="fedavg" model="mlp" num-clients=4 fraction-train=1.0 local-epochs=1'
-    ones, others = (
-        rehearse(strategy, BaseClient, keys)
-        for strategy in (Nothing, registry.strategy_class("fedavg"))
-    )
-    for run in (ones, others):
-        run.rounds(2)
-    for key, value in others.strategy.arrays.items():
-        np.testing.assert_array_equal(ones.strategy.arrays[key], value, err_msg=key)
