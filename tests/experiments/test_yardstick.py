@@ -19,7 +19,7 @@ from experiments.outcomes import claims, significance, yardstick
 from experiments.outcomes.cells import Figure, Outcome, outcomes
 from experiments.outcomes.tidy import write_csv
 from experiments.papers import files
-from experiments.papers.table import Cell, Claim, Reading, Row, Scale, Table
+from experiments.papers.table import Claim, Reading, Row, Scale, Table
 from experiments.publish import charts, html_page, page_template, sections
 from experiments.publish.markdown_page import markdown
 from experiments.run import tuning
@@ -376,19 +376,6 @@ def test_seeds_beyond_the_tables_own_count(toy):
     scales = {"cpu": Scale(seeds="0", rows="same")}
     (shared,) = outcomes(store, replace(plain, name="another", scales=scales), "cpu")
     assert [run.seed for run in shared.runs] == [0, 1, 2, 5]  # though that table asks for one
-
-
-def test_bytes_are_held_against_fedavg_in_the_same_column(toy):
-    """FedAvg sends 3 MB in one column and 9 MB in the other, where it is the only row so far."""
-    table, _, _ = toy
-    cells = [Cell(table, Row(row, 'strategy="local"'), column, "cpu")
-             for row in ("fedavg", "better", "same") for column in ("few", "many")]  # fmt: skip
-    done = [Outcome(cell, [scored(cell, 0, [0.5] * 4)]) for cell in cells
-            if cell.row.name == "fedavg" or cell.column == "few"]  # fmt: skip
-    many = next(o for o in done if o.cell.column == "many").runs[0].costs
-    many |= {"bytes_up": 4e6, "bytes_down": 5e6}
-    titles = titles_of(sections._bytes(done))
-    assert "better@few: 100.00" in titles and "fedavg@many: 100.00" in titles
 
 
 def test_the_csv_has_the_figures_and_costs_of_each_run(toy):
