@@ -9,11 +9,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from clients.apfl import APFLClient
-from clients.fedavg import FedAvgClient
 from fedapps.core import config
 from fedapps.method import put, rehearse, take
 from strategies.apfl import APFL
-from strategies.fedavg import FedAvg
 
 WHOLE = "batch-size=1000"  # a batch is all samples of a client: no order of theirs matters
 FIXED = "apfl.adaptive=false"
@@ -51,13 +49,6 @@ def accuracy(client, state):
     return (client.model.eval()(images).argmax(1) == labels).double().mean().item()
 
 
-def same(some, others):
-    """Bit by bit."""
-    assert some.keys() == others.keys()
-    for key in some:
-        assert np.array_equal(np.asarray(some[key]), np.asarray(others[key])), key
-
-
 def close(some, others):
     assert some.keys() == others.keys()
     for key in some:
@@ -78,25 +69,6 @@ def algorithm_1(client, received, steps, lr):
         optimizer.step()
         alpha.data.clamp_(0, 1)
     return w, v, alpha.item()
-
-
-@pytest.mark.parametrize("options", [
-    f"{FIXED} apfl.initial-alpha=0.3 max-norm=0.5 prox-mu=0.1",
-    'apfl.alpha-steps="batch" lr=0.2 momentum=0.5 model="conv4"',
-])  # fmt: skip
-def test_w_goes_the_way_of_fedavg(rehearsal, options):
-    """Bit by bit, whatever alpha is, with BatchNorm statistics: all clients have equal n_i."""
-    general = " ".join(option for option in options.split() if "apfl" not in option)
-    run, plain = rehearsal(options), rehearsal(general, FedAvg, FedAvgClient)
-    for number in (1, 2):
-        plans = run.strategy.plan(number, 0), plain.strategy.plan(number, 0)
-        run.round = plain.round = number
-        same(run.train(0, plans[0]).arrays, plain.train(0, plans[1]).arrays)
-        run.round = plain.round = number - 1
-        run.rounds(1)
-        plain.rounds(1)
-    close(run.strategy.arrays, plain.strategy.arrays)
-    assert (mine(run, 0)[1] == pytest.approx(0.3)) == (FIXED in options)
 
 
 def test_what_is_scored_is_the_mixture_with_the_received_w(rehearsal):
@@ -128,6 +100,12 @@ def test_alpha_stays_a_share_at_every_step(rehearsal):
     run = rehearsal('apfl.alpha-steps="batch" apfl.initial-alpha=0.001 lr=0.1', client=Watched)
     run.rounds(1)
     assert all(0 <= alpha <= 1 for alpha in seen) and 0.0 in seen and len(set(seen)) > 2
+
+
+def test_a_fixed_alpha_stays(rehearsal):
+    run = rehearsal(f"{FIXED} apfl.initial-alpha=0.3")
+    run.rounds(1)
+    assert mine(run, 0)[1] == pytest.approx(0.3)
 
 
 def test_both_gradients_of_a_step_draw_the_same(rehearsal):

@@ -15,6 +15,7 @@ from fedapps.method import rehearse, replace
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import put, run
 from tests.support import ROOT
+from tests.support.marks import THOROUGH
 from tests.support.methods import needed, rehearsal_of
 from tests.support.references import ALL, BODY, HEAD
 
@@ -29,7 +30,9 @@ def test_all_clients_fail_is_one_line(serial_run, monkeypatch, method):
         serial_run(f'strategy="{method}" model="lenet5"')
 
 
-@pytest.mark.parametrize("option", ["bn-local=true", 'bn-stats="local"', 'bn-stats="batch"'])
+@pytest.mark.parametrize(
+    "option", ["bn-local=true", THOROUGH('bn-stats="local"'), 'bn-stats="batch"']
+)
 @pytest.mark.parametrize("method", ["ditto", "feddyn", "fedrod", "perfedavg", "fedfomo", "pfedsim"])
 def test_batchnorm_settings_go_with_every_method(serial_run, read_rounds, method, option):
     options = f'strategy="{method}" model="lenet5" evaluate-every=0 {option}'
@@ -58,6 +61,8 @@ def test_clipping_reaches_every_training(serial_run, read_model, fits):
     ("feddyn", [ALL] * 3, [ALL] * 3, ALL),
     ("perfedavg", [ALL] * 3, [ALL] * 3, ALL),
     ("ditto", [ALL] * 3, [ALL] * 3, 0),
+    ("local", [0] * 3, [0] * 3, 0),
+    ("centralized", [0] * 3, [0] * 3, ALL),
     ("pfedhn", [ALL] * 3, [ALL] * 3, ALL),
     ("fedfomo", [0, ALL, ALL], [ALL, ALL + 1, ALL + 1], 0),  # and one affinity
 ])  # fmt: skip

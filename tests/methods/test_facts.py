@@ -44,20 +44,6 @@ def test_fedbabu_without_head_is_by_templates(
     assert shown == pytest.approx(np.mean(values), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["local", "centralized"])
-def test_with_one_client_it_is_fedavg_without_traffic(name, serial_run, untimed_rounds):
-    """Averaging changes nothing then: both agree bit by bit."""
-    base = 'num-clients=1 fraction-train=1.0 partitioner="iid" num-rounds=3 finetune-epochs=0'
-    own, average = (serial_run(f'{base} strategy="{one}"') for one in (name, "fedavg"))
-    for mine, theirs in zip(untimed_rounds(own), untimed_rounds(average), strict=True):
-        assert mine["bytes_up"] == mine["bytes_down"] == "0"
-        assert mine["bytes_eval"] == ("0" if name == "local" else theirs["bytes_eval"])
-        for column in ("train_loss", "accuracy_initial", "train_macs", "cost_paper"):
-            assert mine[column] == theirs[column]
-    models = [(folder / "model.safetensors").read_bytes() for folder in (own, average)]
-    assert (models[0] == models[1]) == (name == "centralized")
-
-
 def test_personalization_in_an_evaluation_is_no_cost_of_training(serial_run, untimed_rounds):
     runs = [serial_run(f'strategy="fedavg" finetune-epochs={epochs}') for epochs in (0, 2)]
     plain, tuned = map(untimed_rounds, runs)

@@ -5,12 +5,9 @@ import pytest
 import torch
 
 from clients.fedala import FedALAClient
-from clients.fedavg import FedAvgClient
-from fedapps.method import rehearse, under
+from fedapps.method import rehearse
 from strategies.fedala import FedALA
-from strategies.fedavg import FedAvg
 
-ETA_0 = "fedala.ala-lr=0.0"
 HEAD = "classifier.fc.weight"
 
 
@@ -30,20 +27,6 @@ def same(ones, others):
     assert ones.keys() == others.keys()
     for key in ones:
         np.testing.assert_array_equal(ones[key], others[key], err_msg=key)
-
-
-def test_without_steps_of_w_it_is_fedavg_bit_by_bit(rehearsal):
-    run = rehearsal(ETA_0, "fedala.ala-layers=2", "fedala.max-epochs=1")
-    first, other = rehearsal(), rehearsal(strategy=FedAvg, client=FedAvgClient)
-    other.rounds(1)
-    for one in (run, first):  # the first round is FedAvg's whatever eta is
-        one.rounds(1)
-        same(one.strategy.arrays, other.strategy.arrays)
-    assert not any(under(state, "W/") for state in first.clients.values())
-    for _ in range(2):
-        run.rounds(1)
-        other.rounds(1)
-        same(run.strategy.arrays, other.strategy.arrays)
 
 
 @pytest.mark.parametrize(("threshold", "told"), [(1.0, False), (0.0, True)])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.fedfomo import FedFomoClient, mixed
+from clients.fedfomo import FedFomoClient
 from fedapps.core import config
 from fedapps.method.update import ClientUpdate
 from fedapps.models.layers import put
@@ -17,16 +17,6 @@ def test_fedfomo_adds_up_what_a_client_thinks_of_another(small, flat_config):
     for u in (0.5, -0.25):
         strategy.observe(ClientUpdate(0, strategy.arrays, 5, extras={"affinity/1": np.array([u])}))
     assert strategy.state["affinity"].tolist() == [[0, 0.25], [0, 0]]
-
-
-def test_fedfomo_mixes_several_models():
-    draws = np.random.default_rng(0)
-    mine, *others = ({"w": draws.normal(size=(2, 3)).astype("f4")} for _ in range(4))
-    weights = np.array([0.2, 0.0, 0.8])
-    expected = mine["w"] + sum(
-        w * (o["w"] - mine["w"]) for w, o in zip(weights, others, strict=True)
-    )
-    np.testing.assert_allclose(mixed(mine, others, weights)["w"], expected, rtol=1e-6)
 
 
 def test_fedfomo_without_other_models_is_local_training(serial_run, fits):

@@ -130,23 +130,6 @@ def test_perfreezeclip_sends_phi_and_history_survives_rounds(serial_run, read_cs
                               f"norms/conv1+conv2+fc1/{clipping}"}  # fmt: skip
 
 
-def test_perfreezeclip_at_percentile_100_is_bitwise_the_run_without_clipping(serial_run):
-    """Clipping at percentile 100 runs through the clipper if a huge max-norm switches it on."""
-    options = 'strategy="perfreezeclip" local-epochs=2 perfreezeclip.clip-percentile=100.0'
-    off, on = (serial_run(options, f"perfreezeclip.max-norm={limit}") for limit in (0.0, 1e30))
-    assert model_of(off) == model_of(on)
-
-
-def test_perfreezeclip_without_clipping_and_last_round_is_fedrep(serial_run):
-    one = serial_run(
-        'strategy="perfreezeclip" local-epochs=3 perfreezeclip.freeze-ratio=0.67 '
-        "perfreezeclip.clip-percentile=100.0 perfreezeclip.max-norm=0.0 "
-        "perfreezeclip.final-round-full=false"
-    )
-    two = serial_run('strategy="fedrep" fedrep.head-epochs=2 fedrep.body-epochs=1')
-    assert model_of(one) == model_of(two)
-
-
 BAD = ("freeze-ratio=1.5", "freeze-ratio=-0.1", "clip-percentile=101.0", "clip-percentile=-1.0")
 
 
@@ -166,17 +149,6 @@ def test_sample_mode_is_refused_before_the_start_where_batchnorm_is_trained(flat
     run = 'strategy="perfreezeclip" clip-mode="sample" local-epochs=2'
     with pytest.raises(RunError, match=r'clip-mode = "sample".*BatchNorm2d'):
         run_serial(flat_config(run + ' model="lenet5"'))
-
-
-def test_per_sample_clipping_without_a_limit_is_ordinary_training(serial_run):
-    """At percentile 100 and with equal norms nothing is clipped but what exceeds the mean norm;
-    with one sample per batch the mean norm is the sample's own: the run without clipping."""
-    base = 'strategy="perfreezeclip" local-epochs=2 batch-size=1 num-rounds=1 lr=0.0005'
-    more = 'fraction-train=0.17 perfreezeclip.clip-percentile=100.0 clip-mode="sample"'
-    off, on = (serial_run(base, more, f"perfreezeclip.max-norm={n}") for n in (0.0, 1e30))
-    plain, clipped = (load_file(folder / "model.safetensors") for folder in (off, on))
-    for key, value in plain.items():
-        np.testing.assert_allclose(clipped[key], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("options", "said"), [

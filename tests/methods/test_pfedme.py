@@ -101,14 +101,6 @@ def test_frozen_weights_do_not_decay(rehearsal, monkeypatch):
         close(found, {key: right[key] for key in ("1.weight", "2.weight", "2.bias")})
 
 
-def test_the_defaults_leave_a_fifth_of_w(rehearsal):
-    """lr and batch size of the authors are in the method's own configuration."""
-    run = rehearsal("lr=0.005")
-    o = run.strategy.options
-    assert (o.lambda_, o.beta, o.inner_steps, o.inner_lr, o.local_rounds) == (15, 1, 5, 0.09, 20)
-    assert (1 - 0.005 * o.lambda_) ** o.local_rounds == pytest.approx(0.2103, abs=5e-5)
-
-
 @pytest.mark.parametrize(("rounds", "size"), [(1, 8), (7, 8), (7, 1000), (3, 9)])
 def test_local_rounds_count_batches(rehearsal, rounds, size):
     run = rehearsal(f"batch-size={size} pfedme.local-rounds={rounds} pfedme.inner-steps=2")

@@ -25,16 +25,6 @@ def test_heads_that_point_away_from_each_other_are_not_alike():
     assert similarity({"w": a}, {"w": -a}) == 0
 
 
-@pytest.mark.parametrize("method", ["pfedsim", "fedap"])
-def test_warm_up_is_fedavg(serial_run, method, read_rounds):
-    base = 'model="lenet5" num-rounds=2'
-    one = serial_run(base, f'strategy="{method}" {method}.warmup=1.0')
-    two = serial_run(base, 'strategy="fedavg"')
-    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-    assert (one / "clients.csv").read_bytes() == (two / "clients.csv").read_bytes()
-    assert [row["phase"] for row in read_rounds(one)] == ["train-warmup"] * 2
-
-
 def test_the_warm_up_takes_the_share_of_the_rounds_that_a_decimal_number_is(flat_config):
     """0.57 x 100 is 56.99999999999999 in floating point."""
     keys = 'strategy="pfedsim" num-rounds=100 pfedsim.warmup=0.57'
