@@ -1,6 +1,5 @@
 """The code on a GPU: on a real one where there is one, and everywhere on a pretended one."""
 
-import contextlib
 import os
 import threading
 from functools import partial
@@ -175,33 +174,6 @@ def test_a_gpu_computes_in_float32_and_repeatably_until_the_run_is_over(monkeypa
         assert kernels() == (False, True, 1, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert kernels() == before
-
-
-NEWER = "product" if hasattr(torch.backends.cuda.matmul, "fp32_precision") else "high"
-
-
-@pytest.mark.parametrize("before", ["highest", "high", "medium", NEWER])
-def test_products_have_full_precision_and_it_is_as_before_afterwards(before):
-    """It can be lowered by NVIDIA's images and in a notebook, there also in PyTorch's newer way."""
-    product = torch.backends.cuda.matmul
-
-    def precisions():
-        with contextlib.suppress(RuntimeError):  # it was set in the newer way
-            return torch.get_float32_matmul_precision(), product.allow_tf32
-        return product.fp32_precision
-
-    torch.set_float32_matmul_precision(before if before != "product" else "highest")
-    if before == "product":
-        product.fp32_precision = "tf32"
-    try:
-        given = precisions()
-        with undisturbed():
-            assert precisions() == ("highest", False)
-        assert precisions() == given
-        pick_torch_device("cpu")
-        assert precisions() == ("highest", False)
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 # Gradients go through a recurrent layer that is not trained, or of a model that was.

@@ -87,13 +87,6 @@ def test_a_run_directory_that_is_gone_ends_the_run(
     assert [*(tmp_path / "runs").iterdir()] == []
 
 
-def test_and_the_command_ends_with_one_line(wiped, tmp_path, tiny_npz, data_root, capsys):
-    folders = f'runs-dir="{tmp_path}/runs" data-root="{data_root}" device="cpu" local-epochs=1'
-    assert serial.main([f"--run-config={option}" for option in (tiny_npz, folders, RUN)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: cannot write {tmp_path}/runs/x/rounds.csv: No such file or directory"
-
-
 def test_a_table_that_is_gone_is_not_begun_anew(tmp_path):
     table = tmp_path / "rounds.csv"
     with pytest.raises(RunError, match=r"^cannot write .*/rounds\.csv: No such file or directory$"):
