@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
-from torchvision.models import resnet18
 
 from fedapps import models
 from fedapps.core import registry
@@ -17,7 +16,7 @@ from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
 from fedapps.models.blocks import of_images
-from fedapps.models.layers import layout_of, put, run, take
+from fedapps.models.layers import layout_of, run
 from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.split.strategy import SplitStrategy
 from fedapps.training.costs import profile
@@ -28,7 +27,7 @@ from fedapps.training.stacked.group import Group
 from fedapps.training.stacked.run import Lesson
 from fedapps.training.trainer import Trainer
 from fedapps.training.workspace import Workspace
-from tests.support.methods import moves
+from tests.support.methods import each_method, moves
 
 
 class Branches(nn.Module):
@@ -182,26 +181,6 @@ def test_a_part_of_the_layers_cannot_run_alone():
         run(Branches(), torch.zeros(2, 6), ("left",))
 
 
-def test_torchvisions_resnet18_as_it_is():
-    """Every key is in one layer, and slices go out and come back."""
-    torch.manual_seed(0)
-    model = resnet18(num_classes=10)
-    found = layout(model)
-    assert found.names == ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc")
-    assert found.modules["maxpool"] == {"bn1"}
-    body = take(model, found.shared(found.body))
-    wanted = sum(v.numel() for k, v in model.state_dict().items() if v.is_floating_point())
-    assert sum(v.size for v in body.values()) == wanted - (512 * 10 + 10)
-    other = resnet18(num_classes=10)
-    put(other, body | take(model, found.keys_of(("fc",))))
-    x = torch.randn(2, 3, 32, 32)
-    assert torch.equal(other.eval()(x), model.eval()(x))
-    freeze_all_but(model, found, ("layer4", "fc"))
-    assert model.layer4.training
-    assert not model.layer3.training
-    assert not model.bn1.training
-
-
 def test_macs_of_recurrent_layers_and_attention_by_hand():
     class Mixed(nn.Module):
         def __init__(self):
@@ -251,7 +230,7 @@ CONFIG = (
 )
 
 
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", each_method())
 def test_every_method_trains_such_a_model_or_says_why_not(method, whole_cnn, tmp_path, data_root):
     options = [CONFIG, f'strategy="{method}" runs-dir="{tmp_path}" data-root="{data_root}"']
     settings = read(parse(options))
