@@ -15,7 +15,7 @@ from fedapps.split.strategy import SplitStrategy
 from fedapps.tasks import TASKS
 from fedapps.training.workspace import Workspace
 from tests.support import kinds
-from tests.support.methods import moves
+from tests.support.methods import each_method, moves
 
 SHORT = "num-rounds=2 fraction-train=1.0 local-epochs=2 finetune-epochs=1 pfedme.local-rounds=2"
 
@@ -31,7 +31,7 @@ def refusal(method, kind):
 
 
 @pytest.mark.parametrize("kind", kinds.MODELS)
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", each_method())
 def test_every_method_learns_or_says_why_not(method, kind, tmp_path, serial_run, read_csv):
     options = [kinds.options(tmp_path, kind), SHORT, f'strategy="{method}"']
     settings = read(parse([*options, f'runs-dir="{tmp_path}"']))

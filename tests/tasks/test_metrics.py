@@ -135,11 +135,11 @@ def test_counts_have_the_declared_sizes_and_pass_their_checks(name):
 
 
 @pytest.mark.parametrize(("name", "changed"), [
-    ("classification", {"right": +1}), ("classification", {"predicted": +1}),
-    ("multilabel", {"found": +N}), ("multilabel", {"right": +1}), ("regression", {"absolute": 1e3}),
-    ("regression", {"squared": 1e6}), ("tokens", {"right": +N * T}),
+    ("regression", {"absolute": 1e3}), ("regression", {"squared": 1e6}),
+    ("tokens", {"right": +N * T}),
 ])  # fmt: skip
 def test_counts_that_cannot_be_are_refused(name, changed):
+    """Of the other tasks, all counts of few samples are tried below."""
     counts = dict(TASKS[name].count(*samples(name)))
     for key, more in changed.items():
         counts[key] = counts[key] + more
