@@ -207,7 +207,7 @@ def test_lines_whose_reader_has_gone_are_dropped_without_a_word(way):
 
 
 @FULL_DISK
-@pytest.mark.parametrize("way", ["log", "serial"])  # all others do as `serial`
+@pytest.mark.parametrize("way", WAYS)
 def test_lines_that_a_full_disk_does_not_take_are_dropped_without_a_word(way):
     program = "import sys\nfrom pathlib import Path\n" + textwrap.dedent(WAYS[way])
     program += "tell('a'); tell('b')\nsys.exit(7)"
