@@ -113,23 +113,26 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
             if not night.finished and (folder / night.folder).is_dir():
                 with resume.alone(folder / night.folder):  # after Ctrl-C it can go on elsewhere
                     pass
-        before = {night.run for night in book.runs if night.finished}
+        mine = expanded(str(values["resume"]))
         if values["resume"] == LATEST:
             if not book.runs or book.runs[-1].finished:
                 raise RunError(f"--resume: the last run of {folder} has finished; start a new one")
-            options.resume = str(folder / book.runs[-1].folder)
+            mine = folder / book.runs[-1].folder
+            options.resume = str(mine)
         elif not values["resume"]:
             names = (f"run-{number:04}" for number in count(len(book.runs) + 1))
             name = next(name for name in names if not (folder / name).exists())
+            mine = folder / name
             keys = {"federation": str(folder), "runs-dir": str(folder), "run-name": name}
             if start := book.run(book.start):
                 keys["initial-model"] = str(_model(folder, start, options.key))
             told = " ".join(f"{key}={literal(value)}" for key, value in keys.items())
             options.run_config.append(told)
         status = _serial(options) if options.node_config else launch.run(options)
-        for night in ledger.read(folder).runs:
-            if options.key and night.finished and night.run not in before:
-                signing.sign(folder / night.folder / MODEL, options.key)
+        for night in ledger.read(folder).runs if options.key else ():
+            ended = night.finished and (status == 0 or night not in book.runs)
+            if ended and (folder / night.folder).resolve() == mine.resolve():  # not of another run
+                signing.sign(mine / MODEL, options.key)
     return status
 
 

@@ -17,6 +17,7 @@ from fedapps.core import config
 from fedapps.core.files import held
 from fedapps.engine import ledger
 from fedapps.engine.accounting import alone
+from fedapps.serial import run_serial
 from tests.device.helpers import RUN, initial_copy
 from tests.support.fits import fail_fits
 from tests.support.tiny import BASE
@@ -235,3 +236,30 @@ def test_other_engines_get_the_same_keys(monkeypatch, tmp_path):
     folder = f"{tmp_path}/federation"
     assert (values["federation"], values["runs-dir"]) == (folder, folder)
     assert (values["run-name"], values["initial-model"]) == ("run-0001", "")
+
+
+def test_a_key_signs_only_the_run_of_its_own_night(night, key, tmp_path, monkeypatch):
+    """A trial run of somebody else finishes in the same federation meanwhile, after the night."""
+    federation, real = tmp_path / "federation", nightly._serial
+
+    def serial(options):
+        status = real(options)
+        about = {"federation": str(federation), "runs-dir": str(tmp_path), "run-name": "trial"}
+        keys = {"strategy": "fedprox", "dataset": "digits", "num-clients": 3, "model": "mlp"}
+        run_serial(config.defaults() | keys | about | {"num-rounds": 1}, plots=False)
+        return status
+
+    monkeypatch.setattr(nightly, "_serial", serial)
+    assert night("--key", key)[0] == 0
+    monkeypatch.undo()
+    verified(model(tmp_path, 1), key.with_suffix(".pub"))
+    assert (tmp_path / "trial" / "model.manifest.json").exists()
+    assert not [*(tmp_path / "trial").glob("*.sig")]
+    status, _, err = night("--key", key)
+    assert status == 1 and f"{tmp_path / 'trial'}/model.safetensors: it is not signed" in err
+    assert night("--roll-back", "run-0001", new=False)[0] == night("--key", key)[0] == 0
+    verified(model(tmp_path, 3), key.with_suffix(".pub"))
+    for _ in range(2):  # a night that is made longer is signed anew, and so is one that is not
+        resumed = "--resume", model(tmp_path, 3).parent, "--key", key
+        assert night(*resumed, keys="num-rounds=2")[0] == 0
+        assert verified(model(tmp_path, 3), key.with_suffix(".pub"))["round"] == 2
