@@ -166,7 +166,8 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
                 spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
-            return update
+            other: Metrics = {OTHER_DATA: 1} if store.forget_other_data() else {}
+            return dataclasses.replace(update, metrics=update.metrics | other)
         except DeclinedError as error:
             log.info("client %s: %s", request.client, error)
             return Failure(request.client, str(error))
@@ -243,7 +244,6 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
     told = state_told(update, version, saved=bool(before or client.state))
-    told = dataclasses.replace(told, metrics=told.metrics | {OTHER_DATA: int(store.other_data)})
     return masked(told, request, space, store) if space.settings.secure_sum else told
 
 

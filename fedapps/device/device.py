@@ -29,7 +29,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
-from fedapps.engine.store import EARLIER_RUN, ClientStore
+from fedapps.engine.store import EARLIER_RUN, UNTOLD, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
@@ -141,7 +141,7 @@ class Device(NodeConfig):
                 store.roll_back(min(info.resumed[before.attempt :]))
             if before.data not in ("", now.data):
                 log.warning("client %s: its data have changed since the run began", self.client)
-                store = replace(store, other_data=True)
+                write_whole(folder / UNTOLD, b"", durable=True)
         else:
             whole = space.dataset.num_train == len(space.dataset.target_values)
             drawn = not now.last and before and before.data not in ("", now.data)

@@ -9,7 +9,7 @@ import numpy as np
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, one_line
 from fedapps.core.schema import Count
-from fedapps.engine.versions import LOADED, SAVED
+from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -28,6 +28,7 @@ KNOWN = {
     *(f"finetune_{field.name}" for field in fields(TrainingStats)),
     LOADED,
     SAVED,
+    OTHER_DATA,
 }
 
 

@@ -19,6 +19,7 @@ from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
 from fedapps.wire.requests import RoundInfo
 from tests.device.helpers import DEVICES, RUN, newest
+from tests.support.fits import fail_fits
 from tests.support.killed import differences
 from tests.support.owners import name_before, rewrite
 
@@ -367,3 +368,20 @@ def test_an_old_state_that_fails_training_is_named(device_run, tmp_path, read_cs
     ClientStore(state.parent).save(1, huge)
     (detail,) = failures("num-rounds=1")
     assert detail.endswith(f"; it began from {state.parent}: {advice}")
+
+
+@pytest.mark.parametrize(("keys", "failing", "told"), [
+    ("evaluate-every=0", (3,), "4"),
+    ("evaluate-every=1", (3, 4), "3"),  # by the evaluation
+    ("evaluate-every=0 secure-sum=true", (), "3"),  # whose first message trains nothing
+])  # fmt: skip
+def test_changed_data_are_told_once_by_the_first_reply(
+    keys, failing, told, device_run, nodes, make_npz, monkeypatch, read_csv, tmp_path
+):
+    options = f'strategy="fedper" client-state="reset" {keys}'
+    folder = device_run(options)
+    nodes[1]["data"] = str(make_npz(tmp_path / "new.npz", train=48, seed=99))
+    fail_fits(monkeypatch, lambda round_, client: client == 1 and round_ in failing)
+    device_run(f'resume="{folder}" num-rounds=4 {options}')
+    rows = [row for row in read_csv(folder, "events.csv") if row["kind"] == "data-changed"]
+    assert [(row["round"], row["client"]) for row in rows] == [(told, "1")]
