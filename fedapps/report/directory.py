@@ -227,9 +227,14 @@ def number_of(evaluation: Path) -> str:
 
 
 def configure(folder: Path, flat_config: Mapping[str, Scalar]) -> None:
-    """Write config.toml, which repeats a run, and resume.toml, which resumes it."""
+    """Write config.toml, which repeats a run, and resume.toml, which resumes it.
+
+    Before, the summary of the run that is resumed is deleted. Raises `RunError`.
+    """
     repeats = to_toml({**flat_config, "run-name": "", "resume": ""})
     resumes = to_toml({**flat_config, "run-name": "", "resume": str(folder)}, "go on with")
+    with writing(folder / SUMMARY):
+        (folder / SUMMARY).unlink(missing_ok=True)
     write_whole(folder / "config.toml", repeats.encode())
     write_whole(folder / "resume.toml", resumes.encode())
 

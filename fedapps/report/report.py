@@ -120,7 +120,7 @@ class Report:
     ) -> "Report":
         """Go on in the directory of a resumed run; lines after `state` are deleted.
 
-        Raises `RunError` if its files cannot be read or written.
+        Raises `RunError` if its files cannot be read or written, or a logger cannot begin.
         """
         report = cls(folder, settings, task=task)
         for name, head in report._heads.items():
@@ -129,7 +129,8 @@ class Report:
                     f"{folder / name}: has other columns than this version of fedapps writes; "
                     "resume with the version that run.json names"
                 )
-        directory.configure(folder, flat_config)
+        report._loggers.begin(settings.logger_names, folder, flat_config)
+        directory.configure(folder, flat_config)  # from here on it has not finished any more
         rounds, goes_on = folder / directory.ROUNDS, state.round < settings.num_rounds
         for name in state.tables.keys() - {directory.ROUNDS}:
             directory.truncate(folder / name, state.tables[name])
@@ -142,10 +143,8 @@ class Report:
         report.classes, report.seconds_before = state.classes, state.seconds
         report.about = About.read(folder).again(state.round, pooled)
         report.about.write(folder)
-        report._loggers.begin(settings.logger_names, folder, flat_config)
-        if goes_on:  # it has not finished any more
+        if goes_on:
             (folder / directory.UNSEEN).unlink(missing_ok=True)
-        (folder / directory.SUMMARY).unlink(missing_ok=True)
         return report
 
     @property

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.report import loggers, status
+from fedapps.report import directory, loggers, status
 from fedapps.serial import run_serial
 
 BRIEF = 'strategy="fedper" num-clients=3 num-rounds=2 fraction-train=1.0'
@@ -188,3 +189,29 @@ def test_a_logger_that_cannot_begin_ends_the_run(logged, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.raises(RunError, match=r"^loggers: tensorboard cannot begin \(PermissionError: in"):
         logged("tensorboard")
+
+
+def test_a_run_that_is_made_longer_is_not_finished_and_one_that_cannot_be_stays(
+    serial_run, tiny_npz, monkeypatch
+):
+    def refuse(*arguments):
+        raise PermissionError("log in")
+
+    def longer(*more):
+        return serial_run(tiny_npz, BRIEF, f'num-rounds=4 resume="{folder}"', *more)
+
+    def content():
+        return {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+
+    folder = serial_run(tiny_npz, BRIEF)
+    before = content()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="cannot begin"):
+        patch.setitem(loggers.LOGGERS, "wandb", refuse)
+        longer('loggers="wandb"')
+    assert content() == before and directory.has_finished(folder)
+    with monkeypatch.context() as patch, pytest.raises(PermissionError):
+        patch.setattr(directory, "truncate", refuse)  # as if it were killed in between
+        longer()
+    assert config.stored(folder)["num-rounds"] == 4 and not directory.has_finished(folder)
+    assert directory.has_finished(longer())
