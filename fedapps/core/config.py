@@ -123,16 +123,20 @@ def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def stored(folder: Path) -> dict[str, Scalar]:
     """Read the run-config of a run directory as flat keys.
 
-    Raises `RunError` if the folder is not a run directory.
+    Raises `RunError` if the folder is not a run directory, or a power cut has emptied the file.
     """
     path = folder / "config.toml"
     if not folder.exists():
         raise RunError(f"{folder} is not a run directory: there is no such folder")
     try:
-        return options.flat(tomllib.loads(path.read_text("utf-8")))
+        found = options.flat(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:  # ValueError: not TOML or not UTF-8
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{folder} is not a run directory: {path.name}: {reason}") from error
+    if "strategy" not in found and (folder / "rounds.csv").exists():  # not another program's
+        told = "names no strategy; put back a whole copy of it, such as resume.toml"
+        raise RunError(f"{folder} is not a run directory: {path.name}: {told}")
+    return found
 
 
 def to_toml(flat: Mapping[str, Scalar], purpose: str = "repeat") -> str:

@@ -235,15 +235,16 @@ def configure(folder: Path, flat_config: Mapping[str, Scalar]) -> None:
     resumes = to_toml({**flat_config, "run-name": "", "resume": str(folder)}, "go on with")
     with writing(folder / SUMMARY):
         (folder / SUMMARY).unlink(missing_ok=True)
-    write_whole(folder / "config.toml", repeats.encode())
-    write_whole(folder / "resume.toml", resumes.encode())
+    write_whole(folder / "config.toml", repeats.encode(), durable=True)
+    write_whole(folder / "resume.toml", resumes.encode(), durable=True)
 
 
 def write_names(folder: Path, names: Sequence[str], classes: Sequence[str] = ()) -> None:
     """Write what the data call clients 0, 1, ... and classes, if they do; raises `RunError`."""
     for file, what, named in zip(NAMED, ("client", "class"), (names, classes), strict=True):
         if named:
-            write_whole(folder / file, csv_text([(what, "name"), *enumerate(named)]).encode())
+            text = csv_text([(what, "name"), *enumerate(named)])
+            write_whole(folder / file, text.encode(), durable=True)
 
 
 def names(run: Path, file: str = NAMES) -> tuple[str, ...]:

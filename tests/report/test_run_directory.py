@@ -1,6 +1,7 @@
 """The run directory under faults: what appends never creates, and what a stopped run leaves."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -320,3 +321,19 @@ def test_versions_and_command_are_there_from_the_start(interrupted, no_plots, tm
 ])  # fmt: skip
 def test_the_command_is_told_without_flowers_tokens(words, text):
     assert command(words) == text
+
+
+def test_settings_and_names_survive_a_power_cut_and_what_did_not_is_refused(tmp_path, monkeypatch):
+    synced, fsync = set(), os.fsync
+    monkeypatch.delattr(fcntl, "F_FULLFSYNC", raising=False)
+    monkeypatch.setattr(os, "fsync", lambda h: [synced.add(os.fstat(h).st_ino), fsync(h)])
+    directory.configure(tmp_path, config.defaults())
+    directory.write_names(tmp_path, ["a"], ["x"])
+    files = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert len(files) == 4 and {*files.values()} <= synced
+    (tmp_path / "rounds.csv").touch()
+    (tmp_path / "config.toml").write_bytes(b"")
+    with pytest.raises(RunError, match=f"^{tmp_path} is not a run directory: config.toml: names no"):
+        config.stored(tmp_path)
+    (tmp_path / "resume.toml").replace(tmp_path / "config.toml")
+    assert config.stored(tmp_path)["strategy"] == config.defaults()["strategy"]
