@@ -1,8 +1,11 @@
 """A device's say in when it works: the command `ready` of its node-config."""
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 
 from fedapps.core.errors import DECLINED, RunError
 
@@ -36,12 +39,19 @@ def check(command: str) -> None:
         return
     silent = subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            words(command), check=False, stdin=silent, stdout=silent, stderr=silent, timeout=SECONDS
+        started = subprocess.Popen(
+            words(command), stdin=silent, stdout=silent, stderr=silent, start_new_session=True
         )
-    except subprocess.TimeoutExpired as error:
-        raise DeclinedError(f"takes more than {SECONDS:g} s") from error
     except (OSError, RunError) as error:  # it was there when the device was started
         raise DeclinedError("cannot be run") from error
-    if done.returncode:
-        raise DeclinedError(f"ends with status {done.returncode}")
+    with started:
+        try:
+            status = started.wait(SECONDS)
+        except BaseException as error:
+            with suppress(OSError):  # all that it has started ends with it
+                os.killpg(started.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise DeclinedError(f"takes more than {SECONDS:g} s") from error
+            raise
+    if status:
+        raise DeclinedError(f"ends with status {status}")

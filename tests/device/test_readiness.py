@@ -1,10 +1,12 @@
 """The command `ready` of a node-config: a device works only while it ends with status 0."""
 
+import psutil
 import pytest
 
 from fedapps.core.errors import RunError
 from fedapps.device import readiness
 from fedapps.device.readiness import DeclinedError
+from tests.support.clock import until
 
 
 def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
@@ -53,3 +55,11 @@ def test_every_other_end_says_no(command, reason, monkeypatch):
 def test_the_command_gets_its_words_as_from_a_shell(tmp_path):
     readiness.check(f'touch "{tmp_path}/two words" {tmp_path}/one')
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two words"]
+
+
+def test_what_a_command_has_started_ends_with_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(readiness, "SECONDS", 1.0)
+    with pytest.raises(DeclinedError, match="takes more than 1 s"):
+        readiness.check(f"sh -c 'sleep 600 & echo $! > {tmp_path}/child; wait'")
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
