@@ -63,11 +63,19 @@ def figures(client: str, state_dir: Path, certificate: Path | None) -> "Iterator
     if about.certificate:
         name = "supernode_certificate_expiry_timestamp_seconds"
         yield gauge(name, "when its CA's certificate expires", {(): about.certificate})
-    written = [path.stat().st_mtime for path in state_dir.glob("*/round-*.safetensors")]
-    written += [path.stat().st_mtime for path in state_dir.glob("personalized.safetensors")]
+    states = state_dir.glob("*/round-*.safetensors")
+    written = max(map(_written, [*states, state_dir / "personalized.safetensors"]))
     if written:
         name = "supernode_state_timestamp_seconds"
-        yield gauge(name, "when it last wrote its state or its model", {(): max(written)})
+        yield gauge(name, "when it last wrote its state or its model", {(): written})
     log = state_dir / FILE
     failures = len(_FAILED.findall(log.read_bytes())) if log.exists() else 0
     yield counter("supernode_failures", "tracebacks in the device's log.txt", {(): failures})
+
+
+def _written(path: Path) -> float:
+    """Return when a file was written; 0 if there is none, as the device deletes old versions."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -235,3 +235,12 @@ def test_dashboard_and_alarms_use_figures_that_there_are(folder):
     used = {name for text in [*asked, alarms] for name in FIGURE.findall(text)}
     assert len(used) >= 10 and used <= names, used - names
     assert {f"fedapps_device{end}" for end in ("_there", "s_left_out")} <= {*FIGURE.findall(alarms)}
+
+
+def test_a_state_that_is_deleted_while_it_is_looked_at_costs_no_figure(tmp_path):
+    (tmp_path / "fedper-cnn").mkdir()
+    (tmp_path / "fedper-cnn/round-000001.safetensors").symlink_to("gone")  # seen, and not there
+    (tmp_path / "personalized.safetensors").touch()
+    written = (tmp_path / "personalized.safetensors").stat().st_mtime
+    values = {s.name: s.value for m in of_device.figures("1", tmp_path, None) for s in m.samples}
+    assert values["fedapps_supernode_state_timestamp_seconds"] == written
