@@ -3,8 +3,9 @@
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +24,7 @@ parsing = Lock()
 # Locked together with its folder: over NFS other machines do not see a folder's own lock, and
 # earlier versions lock nothing else.
 LOCK = ".lock"
+MOMENT = 0.2  # seconds, longer than a look at a lock takes
 
 
 @contextmanager
@@ -150,8 +152,15 @@ def held(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone(path: Path, told: str) -> Iterator[None]:
-    """Lock a folder or a file in this context; raises `RunError` with the text if it is locked."""
-    with held(path) as free:
+    """Lock a folder or a file in this context; raises `RunError` with the text if it is locked.
+
+    It is tried twice, because who only looks whether it is locked (`held`) locks it for a moment.
+    """
+    with ExitStack() as stack:
+        if not (free := stack.enter_context(held(path))):
+            stack.close()
+            time.sleep(MOMENT)
+            free = stack.enter_context(held(path))
         if not free:
             raise RunError(told)
         yield

@@ -4,6 +4,8 @@ import errno
 import fcntl
 import os
 import stat
+import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -116,3 +118,14 @@ def test_what_is_gone_is_not_made_by_asking_who_holds_it(tmp_path):
     with pytest.raises(RunError, match="gone: No such file"), held(tmp_path / "gone"):
         pass
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_look_at_a_lock_is_waited_for_and_its_holder_is_not(tmp_path, monkeypatch):
+    look = ExitStack()
+    assert look.enter_context(held(tmp_path))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(RunError, match="mine"), alone(tmp_path, "mine"):
+        raise AssertionError
+    monkeypatch.setattr(time, "sleep", lambda seconds: look.close())  # it ends meanwhile
+    with alone(tmp_path, "mine"), held(tmp_path) as free:
+        assert not free
