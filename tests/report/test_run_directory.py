@@ -333,7 +333,7 @@ def test_settings_and_names_survive_a_power_cut_and_what_did_not_is_refused(tmp_
     assert len(files) == 4 and {*files.values()} <= synced
     (tmp_path / "rounds.csv").touch()
     (tmp_path / "config.toml").write_bytes(b"")
-    with pytest.raises(RunError, match=f"^{tmp_path} is not a run directory: config.toml: names no"):
+    with pytest.raises(RunError, match=f"^{tmp_path} is not a run directory: config.toml: names "):
         config.stored(tmp_path)
     (tmp_path / "resume.toml").replace(tmp_path / "config.toml")
     assert config.stored(tmp_path)["strategy"] == config.defaults()["strategy"]
