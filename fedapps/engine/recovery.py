@@ -38,7 +38,7 @@ class Recovery:
     done: int = 0
     best: Best = field(default_factory=Best)
     best_if_longer: Best | None = None  # as in a checkpoint
-    outdated: bool = False  # whether the round in best/ was scored as the last only
+    outdated: bool = False  # whether best/ has a round that is not `best`
     versions: StateVersions = field(default_factory=StateVersions)
     failures: FailureCounts = field(default_factory=FailureCounts)
 
@@ -85,17 +85,17 @@ class Recovery:
         self.versions.of |= found.progress.versions
         self.best, self.done = found.progress.best, found.progress.round
         if found.progress.best_if_longer and self.done < self.settings.num_rounds:
-            self.outdated = self.settings.keep_best and self.best.round == self.done
             self.best = found.progress.best_if_longer
         self.failures = found.progress.failures
-        kept = (run / directory.BEST).exists() and not self.outdated
-        if self.settings.keep_best and self.best.round and not kept:
+        # Another one was kept after the checkpoint, or was scored as the last only.
+        self.outdated = checkpoint.rounds(run / directory.BEST) != [self.best.round]
+        if self.settings.keep_best and self.best.round and self.outdated:
             so_far = f"round {self.best.round} is the best so far, but was not kept"
             log.warning(f"keep-best: {so_far}; best/ will be written at the next better round")
 
     def goes_on(self, run: Path) -> None:
         """Remove what a longer run does not have, now that nothing refuses to resume it."""
-        if self.outdated:
+        if self.settings.keep_best and self.outdated:
             shutil.rmtree(run / directory.BEST, ignore_errors=True)
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:

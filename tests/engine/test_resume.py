@@ -861,3 +861,16 @@ def refused(path):
     sys.addaudithook(hook)  # which stays
     yield
     on.clear()
+
+
+def test_a_best_round_after_the_checkpoint_of_a_killed_run_is_not_kept(serial_run, scored, capsys):
+    """It goes on with other evaluations, and so never chooses it."""
+    scored(0.5, 0.6, 0.9, None, None, 0.3)
+    folder = serial_run("num-rounds=3 checkpoint-every=2 keep-best=true", VALIDATION)
+    (folder / "checkpoint/round-000003.fedapps").unlink()
+    assert checkpoint.rounds(folder / directory.BEST) == [3]
+    capsys.readouterr()
+    resumed(folder, "num-rounds=6 evaluate-every=6")
+    assert "round 2 is the best so far, but was not kept" in capsys.readouterr().out
+    assert checkpoint.load(folder).progress.best.round == 2
+    assert not (folder / directory.BEST).exists()
