@@ -146,7 +146,7 @@ def _announce(work: Runner, jobs: list[Job], later: list[Job]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments",
+        prog="fedapps experiments",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
