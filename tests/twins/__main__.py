@@ -1,7 +1,7 @@
 """Print how far each method is from its twin after three rounds, in both settings.
 
 A figure is the largest difference of the server's model, of what clients keep, and of their
-accuracies and losses. docs/methods.md shows this table.
+accuracies and losses. docs/checks.md shows this table.
 
     python -m tests.twins               # all methods: about a minute of one core
     python -m tests.twins fedper apfl   # some of them

@@ -25,7 +25,7 @@ def test_a_method_equals_its_twin(method, setting, tmp_path):
 def test_every_method_has_a_twin_and_a_row_in_the_docs():
     methods = {path.stem for path in (ROOT / "strategies").glob("[a-z]*.py")}
     assert methods == {*twins()}
-    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    text = (ROOT / "docs" / "checks.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\de-\d\d) \| (\de-\d\d) \|$", text, re.M)
     assert {method for method, *_ in rows} == {*twins()}
     assert all(float(far) < 1e-5 for _, *figures in rows for far in figures)
