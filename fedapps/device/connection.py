@@ -17,7 +17,8 @@ from typing import Any
 from fedapps.core import log
 from fedapps.core.flower import ChangedError, Known, leave_as_it_is
 
-CUT = "eof occurred in violation of protocol"  # what OpenSSL says of a connection that was cut
+# What Python says of a connection that was cut in a handshake; it depends on the moment.
+CUT = ("eof occurred in violation of protocol", "connection has been closed (eof)")
 TIMEOUT, ERROR = 408, 500  # HTTP statuses
 CONNECTION = Known(
     "flwr.supernode.fleet_http_connection",
@@ -61,8 +62,8 @@ def patient(make: Callable[[], Any], flower: Any) -> Callable[[], Any]:
     def passes(error: Exception) -> bool:
         if isinstance(error, http.HTTPStatusError):
             return bool(error.response.status_code == TIMEOUT)
-        cut = isinstance(error, http.TransportError) and CUT in str(error).lower()
-        return cut or isinstance(error, http.TimeoutException)
+        told = str(error).lower() if isinstance(error, http.TransportError) else ""
+        return any(cut in told for cut in CUT) or isinstance(error, http.TimeoutException)
 
     def made() -> Any:
         invoker = make()

@@ -92,6 +92,28 @@ def test_which_answers_are_tried_again(status, again):
                 invoker.invoke(ask)
 
 
+@pytest.mark.parametrize(("said", "again"), [
+    ("EOF occurred in violation of protocol (_ssl.c:992)", True),
+    ("TLS/SSL connection has been closed (EOF) (_ssl.c:992)", True),
+    ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:992)", False),
+])  # fmt: skip
+def test_what_is_said_of_a_handshake_tells_a_cut_from_a_wrong_certificate(said, again):
+    errors = [httpx.ConnectError(said)]
+    invoker = ours()
+    invoker.wait_function = lambda _: None
+
+    def ask():
+        if errors:
+            raise errors.pop()
+        return b"pong"
+
+    if again:
+        assert invoker.invoke(ask) == b"pong"
+    else:
+        with pytest.raises(httpx.ConnectError):
+            invoker.invoke(ask)
+
+
 def test_bytes_that_are_there_already_do_not_fail_an_upload():
     asked = []
 
