@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from fedapps.core.schema import MethodSettings
 from fedapps.method.client_tools import ClientTools
 from fedapps.models.layers import Arrays, Slice, take
-from fedapps.models.modes import unchanged
+from fedapps.models.modes import in_eval_mode
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Plan
@@ -98,10 +98,7 @@ class ClientHooks(ClientTools):
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the outputs [b, ...] of `module` in eval mode; for classes, logits."""
-        module = self.module()
-        with unchanged(module):
-            outputs: Tensor = module.eval()(inputs)
-        return outputs
+        return in_eval_mode(self.module(), inputs)
 
     def module(self) -> nn.Module:
         """Return the model to predict with, also after a run: inputs (normalized) to outputs."""

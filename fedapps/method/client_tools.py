@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedapps.method.on_features import ClassFeatures
 from fedapps.method.update import under
 from fedapps.models.grouping import frozen_keys, is_copy
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
-from fedapps.models.modes import unchanged
+from fedapps.models.modes import in_eval_mode
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
@@ -134,10 +135,9 @@ class ClientTools:
 
     def score(self, samples: Samples, predict: Callable[[Tensor], Tensor] | None = None) -> Score:
         """Score what `predict` returns for samples (None: the hook); a module in eval mode."""
-        if not isinstance(predict, nn.Module):
-            return score(predict or self.predict, samples, self.task)
-        with unchanged(predict):
-            return score(predict.eval(), samples, self.task)
+        if isinstance(predict, nn.Module):
+            predict = partial(in_eval_mode, predict)
+        return score(predict or self.predict, samples, self.task)
 
     def run_body(self, model: nn.Module, x: Tensor, layers: Slice) -> Tensor:
         """Return the features of a batch in a step, of which `layers` remain to be run."""

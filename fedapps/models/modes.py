@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedapps.models.layers import Layout, Slice
@@ -56,3 +56,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             module.training = training
         for parameter, wanted in asking:
             parameter.requires_grad_(wanted)
+
+
+def in_eval_mode(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs [b, ...] of a module in eval mode; afterwards, its mode is as before."""
+    with unchanged(module):
+        outputs: Tensor = module.eval()(inputs)
+    return outputs
