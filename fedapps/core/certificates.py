@@ -6,7 +6,7 @@ import psutil
 
 
 def end_of(path: Path | None) -> float:
-    """Return when the first certificate of a PEM file ends, in seconds since 1970; 0 if unknown."""
+    """Return when the first of a PEM file's certificates ends, in seconds since 1970, or 0."""
     if path is None:
         return 0.0
     from cryptography import x509  # most users of this module have no certificate

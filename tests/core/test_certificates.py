@@ -11,15 +11,16 @@ from tests.support import ROOT
 from tests.support.tls import make_tls
 
 
-def test_the_first_of_several_certificates_counts(tmp_path):
-    folder = make_tls(tmp_path / "tls")
-    other = make_tls(tmp_path / "other")
-    both = tmp_path / "both.crt"
-    both.write_bytes((other / "ca.crt").read_bytes() + (folder / "ca.crt").read_bytes())
-    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(other / "ca.crt")]
+def test_the_certificate_that_ends_first_counts(tmp_path):
+    short = make_tls(tmp_path / "short") / "ca.crt"
+    long = make_tls(tmp_path / "long", days=2) / "ca.crt"
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(short)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     expected = ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
-    assert end_of(other / "ca.crt") == end_of(both) == expected
+    assert end_of(short) == expected < end_of(long)
+    for one, two in ((short, long), (long, short)):
+        (tmp_path / "both.crt").write_bytes(one.read_bytes() + two.read_bytes())
+        assert end_of(tmp_path / "both.crt") == expected
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n", b"\xff"])
