@@ -11,12 +11,21 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import bin_dir
 from fedapps.launcher.outcome import answer_of
 
+# Seconds that a SuperLink has to start, before `flwr run` kills it. Flower's 15 are too few on a
+# busy machine.
+PATIENCE = 90.0
 _END = "\x1e"  # ASCII's end of a record, which no line of `flwr` contains
 # Runs a program, each time with the words of another line of its input. The program itself gets no
 # input: nobody is there to answer its questions.
 _AGAIN = """
 import json, os, runpy, sys, traceback
-program, end = sys.argv[1:]
+program, end, patience = sys.argv[1:]
+try:
+    from flwr.cli import constant
+except ImportError:  # another Flower: it waits as long as it likes
+    pass
+else:
+    constant.LOCAL_SUPERLINK_STARTUP_TIMEOUT = float(patience)
 calls = os.fdopen(os.dup(0))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 for words in calls:
@@ -108,7 +117,7 @@ class Flwr:
     def _start(self) -> "subprocess.Popen[str]":
         # -u: lines come when they are printed; -P: no modules of the folder in which a user works
         self._process = subprocess.Popen(
-            [self.python, "-uP", "-c", _AGAIN, str(self.program), _END],
+            [self.python, "-uP", "-c", _AGAIN, str(self.program), _END, str(PATIENCE)],
             env=self.env, cwd=self.cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from fedapps.core.errors import RunError
-from fedapps.launcher.flwr import Flwr, program
+from fedapps.launcher.flwr import PATIENCE, Flwr, program
 
 PID = "import os; print(os.getpid())"
 
@@ -87,3 +87,11 @@ def test_what_is_no_answer_is_a_line(called):
 def test_a_folder_without_flwr_is_a_line(tmp_path):
     with pytest.raises(RunError, match="has no flwr program; install this project there"):
         program(tmp_path)
+
+
+def test_flower_waits_longer_for_the_superlink_that_it_starts(called):
+    """15 seconds, which Flower would wait, are too few on a busy machine."""
+    flwr = called(
+        "from flwr.cli import local_superlink as l; print(l.LOCAL_SUPERLINK_STARTUP_TIMEOUT)"
+    )
+    assert [*flwr.lines("run")] == [str(PATIENCE)] and PATIENCE > 15
