@@ -1,21 +1,21 @@
 """Repeat the papers' experiments: list their tables, run the rows, and write the results.
 
-    python -m experiments list
-    python -m experiments list fedcmd-cifar10
-    python -m experiments run fedcmd-cifar10 --jobs 2 --seeds 0-2 --only 'fedavg,fedcmd*'
-    python -m experiments run benchmark
-    python -m experiments run all --scale smoke
-    python -m experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
-    python -m experiments repeat all --jobs 2
-    python -m experiments report
-    python -m experiments costs --plot costs.png
-    python -m experiments times
-    python -m experiments communication fedcmd-cifar10 --plot bytes.png
-    python -m experiments leads --plot leads.png
-    python -m experiments curves fedfc-classes --plot rounds.png
-    python -m experiments over fedbabu-tuned --plot epochs.png
-    python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
-    python -m experiments classes RUN RUN --plot classes.png
+    fedapps experiments list
+    fedapps experiments list fedcmd-cifar10
+    fedapps experiments run fedcmd-cifar10 --jobs 2 --seeds 0-2 --only 'fedavg,fedcmd*'
+    fedapps experiments run benchmark
+    fedapps experiments run all --scale smoke
+    fedapps experiments config fedcmd-cifar10 fedavg --seed 1 > fedavg.toml
+    fedapps experiments repeat all --jobs 2
+    fedapps experiments report
+    fedapps experiments costs --plot costs.png
+    fedapps experiments times
+    fedapps experiments communication fedcmd-cifar10 --plot bytes.png
+    fedapps experiments leads --plot leads.png
+    fedapps experiments curves fedfc-classes --plot rounds.png
+    fedapps experiments over fedbabu-tuned --plot epochs.png
+    fedapps experiments gaussians RUN --clients 0 3 --plot gaussians.png
+    fedapps experiments classes RUN RUN --plot classes.png
 
 Each table is a TOML file in experiments/tables; experiments/papers/table.py describes its fields.
 Where a command takes several tables, `benchmark` stands for all tables whose names begin with

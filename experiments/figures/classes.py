@@ -1,6 +1,6 @@
 """Draw the probability density of the accuracies of all classes (FedCMD, Fig. 6).
 
-    python -m experiments classes RUN RUN --plot classes.png
+    fedapps experiments classes RUN RUN --plot classes.png
 
 RUN is a run directory, whose classes.csv has the accuracy of each class, over the test samples of
 all clients together. A histogram stands behind each density.
@@ -26,7 +26,7 @@ BINS = [*range(0, 101, 5)]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments classes`."""
+    """Add the options of `fedapps experiments classes`."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
     parser.add_argument(
         "--accuracy",

@@ -18,7 +18,7 @@ Results = Mapping[str, Mapping[str, float]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments communication`."""
+    """Add the options of `fedapps experiments communication`."""
     add_table(parser)
     add_plot(parser)
 

@@ -1,7 +1,7 @@
 """FedSeq's parameters and costs (its Tables 5 and 6, Fig. 8), for any model and data shape.
 
-    python -m experiments costs --plot costs.png
-    python -m experiments costs --model lenet5 --shape 3,32,32 --classes 100 --csv costs.csv
+    fedapps experiments costs --plot costs.png
+    fedapps experiments costs --model lenet5 --shape 3,32,32 --classes 100 --csv costs.csv
 
 The cost of a round is the number of parameters that it trains, times the batches of a client. The
 paper sums it over all 100 clients, which it has train in each of 300 rounds (Section 5.2).
@@ -83,7 +83,7 @@ class Cost:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments costs`; defaults are the paper's setting."""
+    """Add the options of `fedapps experiments costs`; defaults are the paper's setting."""
     parser.add_argument("--model", default=PAPER.model)
     parser.add_argument("--shape", default=PAPER.shape, help="channels, height, width [1,28,28]")
     parser.add_argument("--classes", type=int, default=PAPER.classes)

@@ -23,7 +23,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments curves`."""
+    """Add the options of `fedapps experiments curves`."""
     add_table(parser)
     parser.add_argument("--only", default="*", metavar="ROWS", help="rows, or row@column [all]")
     add_plot(parser, required=True)

@@ -1,6 +1,6 @@
 """Draw the Gaussians of each layer's features, as FedCMD's clients see them (FedCMD, Fig. 4).
 
-    python -m experiments gaussians RUN --clients 0 3 --plot gaussians.png
+    fedapps experiments gaussians RUN --clients 0 3 --plot gaussians.png
 
 RUN is the directory of a finished run of FedCMD. A client's vote compares these Gaussians: of its
 images (x), of the outputs of each layer, and of its labels (y). Each is given by the mean and the
@@ -37,7 +37,7 @@ class Gaussian:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments gaussians`."""
+    """Add the options of `fedapps experiments gaussians`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a run of FedCMD")
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[0], metavar="N", help="clients to draw [0]"

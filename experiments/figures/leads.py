@@ -29,7 +29,7 @@ Found = Mapping[str, Comparison]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments leads`."""
+    """Add the options of `fedapps experiments leads`."""
     parser.add_argument("tables", nargs="*", default=TABLES, metavar="TABLE")
     parser.add_argument("--scale", choices=SCALES, default="cpu")
     add_plot(parser)

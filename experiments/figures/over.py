@@ -16,7 +16,7 @@ APART = 0.012  # of the range: rows are drawn side by side, so that no interval 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments over`."""
+    """Add the options of `fedapps experiments over`."""
     add_table(parser)
     add_plot(parser)
 

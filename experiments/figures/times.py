@@ -1,7 +1,7 @@
 """FedFC's Section 4.4 and Fig. 9: the virtual seconds of a round on four unequal devices.
 
-    python -m experiments times
-    python -m experiments times --model vgg-tiny --epochs 10
+    fedapps experiments times
+    fedapps experiments times --model vgg-tiny --epochs 10
 
 VGG16 on CIFAR-10, with the class-imbalance case of the paper and the devices of `devices =
 "desktops"`. Nothing is trained: a round's bytes and multiply-accumulates follow from the layers and
@@ -71,7 +71,7 @@ def times(
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `python -m experiments times`; defaults are the paper's setting."""
+    """Add the options of `fedapps experiments times`; defaults are the paper's setting."""
     parser.add_argument("--model", default="vgg16")
     parser.add_argument("--epochs", type=int, default=5, help="local epochs of a round [5]")
 

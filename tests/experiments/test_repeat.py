@@ -1,4 +1,4 @@
-"""`python -m experiments repeat`: finished rows are made again and compared."""
+"""`fedapps experiments repeat`: finished rows are made again and compared."""
 
 import json
 from dataclasses import asdict, replace
