@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from fedapps.core.errors import printable
 from fedapps.core.words import spans
 from fedapps.report.devices import HEADS, days_left, rows_of
 from fedapps.report.units import LINE_WIDTH, ago, human_bytes
@@ -26,7 +27,7 @@ def shown(status: "RunStatus") -> "Iterator[RenderableType]":
     """Yield lines and a table, at most 100 columns wide."""
     yield f"run {status.folder}"
     yield from _lines(_state(status))
-    yield _server(status)
+    yield from _lines(_server(status))
     known = status.devices
     if known.written:
         there, every = sum(d.there for d in known.devices), len(known.devices) + len(status.missing)
@@ -109,9 +110,10 @@ def _table(status: "RunStatus") -> "Table":
     for head in HEADS:
         table.add_column(head, overflow="fold")
     for row in rows_of(status.devices, status.failures, status.now):
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 
 def _lines(text: str) -> list[str]:
-    return textwrap.wrap(text, LINE_WIDTH, subsequent_indent="    ") or [text]
+    line = printable(" ".join(text.split()))  # the files can be a stranger's
+    return textwrap.wrap(line, LINE_WIDTH, subsequent_indent="    ") or [line]

@@ -20,7 +20,7 @@ import tomli_w
 from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import LATEST
-from fedapps.core.paths import absolute, expanded
+from fedapps.core.paths import APP, absolute, expanded
 from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import did_you_mean
@@ -117,7 +117,7 @@ def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the run-config of the run directory that `resume` names; empty if it names none."""
     folder = str(changes.get("resume", ""))
-    return {} if folder in ("", LATEST) else stored(expanded(folder, "resume"))
+    return {} if folder in ("", LATEST) else to_use(expanded(folder, "resume"))
 
 
 def stored(folder: Path) -> dict[str, Scalar]:
@@ -136,6 +136,24 @@ def stored(folder: Path) -> dict[str, Scalar]:
     if "strategy" not in found and (folder / "rounds.csv").exists():  # not another program's
         told = "names no strategy; put back a whole copy of it, such as resume.toml"
         raise RunError(f"{folder} is not a run directory: {path.name}: {told}")
+    return found
+
+
+def to_use(folder: Path) -> dict[str, Scalar]:
+    """Read the run-config of a run directory to make its model, whose code a stranger can bring.
+
+    Raises `RunError` as `stored` does, and if the model's file is in the directory or beside it.
+    """
+    found = stored(folder)
+    file = expanded(str(found.get("model", "")).partition(":")[0], "model")
+    home, place = folder.resolve(), (APP / file).resolve()
+    with_run = place.is_relative_to(home.parent) and not place.is_relative_to(APP.resolve())
+    if file.suffix == ".py" and (with_run or place.is_relative_to(home)):
+        raise RunError(
+            f'{folder}: model = "{file}": this code is beside the run, so it can have come with it'
+            " from somebody else; read it, copy it into models/ of the project, and name it there"
+            f' in config.toml: model = "{file.stem}"'
+        )
     return found
 
 

@@ -38,11 +38,15 @@ def told_to_server(error: Exception) -> str:
 def one_line(text: str) -> str:
     """Return the last line of an error text that is not empty, at most 300 characters of it.
 
-    Characters that are not printable, such as control codes of a terminal, become `?`.
+    It is `printable`.
     """
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    last = lines[-1][:300] if lines else "no reason given"
-    return "".join(letter if letter.isprintable() else "?" for letter in last)
+    return printable(lines[-1][:300] if lines else "no reason given")
+
+
+def printable(text: str) -> str:
+    """Return a text with `?` in the place of what is not printable, as a terminal would obey it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def named(error: BaseException) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from fedapps.core.errors import RunError
 
+APP = Path(__file__).parents[2]  # the folder of the app: a checkout, or what Flower bundles
+
 
 def problem_of(text: str) -> str:
     """Say why a text cannot be a setting, a path or a line; return an empty text if it can."""

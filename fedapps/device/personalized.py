@@ -178,10 +178,12 @@ def load(path: Path) -> Personalized:
 def _module(about: ModelMetadata, held: int) -> nn.Module:
     """Build the module of a file that holds so many values. Its settings can be a stranger's.
 
-    So no data set is opened, and RuntimeError refuses a model that is larger than the file.
+    So no data set or other file is opened, and RuntimeError refuses a model that is larger than the
+    file.
     """
-    flat = config.defaults() | about.config | {"device": "cpu", "dataset": DEVICE}
-    flat["unseen-clients"] = ""  # who they were means nothing here, and it can be by their names
+    usual = config.defaults()
+    flat = usual | about.config | {key: usual[key] for key in PLACES}
+    flat |= {"device": "cpu", "dataset": DEVICE, "evaluate-rounds": ""}  # which can be a long list
     flat["model"] = models.own.in_app(str(flat["model"]))
     if flat["num-classes"] != max(1, len(about.names)):
         raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")

@@ -55,7 +55,7 @@ def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
 
     `changes` are run-config keys with new values. The GPU of the run can be missing here.
     """
-    flat = config.defaults() | config.stored(folder) | dict(changes) | OVER
+    flat = config.defaults() | config.to_use(folder) | dict(changes) | OVER
     if "device" not in changes and flat["device"] == "cuda" and not torch.cuda.is_available():
         flat["device"] = "cpu"
     return config.read(flat)

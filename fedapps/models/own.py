@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core.errors import RunError, named
-from fedapps.core.paths import expanded
+from fedapps.core.paths import APP, expanded
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec
 from fedapps.models.grouping import freeze_as_built, frozen_keys, keys_by_layer
 
-APP = Path(__file__).parents[2]
 FOLDER = "models"
 MAKE = "make"  # the function that is taken if there are several
 PASSES = 2, 32, 32, 32, 32  # samples of the passes in which each parameter should get a gradient

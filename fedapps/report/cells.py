@@ -8,8 +8,9 @@ from collections.abc import Iterable
 Rows = Iterable[Iterable[object]]
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
-# decimal comma. Apostrophes before it are the text's own: `original` takes away one of them only.
-_FORMULA = r"('*\s*[=+\-@＝＋－＠])"  # noqa: RUF001
+# decimal comma; if cells are separated there, quotes before it can be those of a cell. Apostrophes
+# before it are the text's own: `original` takes away one of them only.
+_FORMULA = r"(['\"\s]*[=+\-@＝＋－＠])"  # noqa: RUF001
 _HARMFUL = re.compile(f"(^|;){_FORMULA}")
 _HARMLESS = re.compile(f"(^|;)'{_FORMULA}")
 

@@ -1,6 +1,7 @@
 """A device's personalized model, used outside of runs."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from zipfile import ZipFile
@@ -167,10 +168,12 @@ def test_a_strangers_model_file_cannot_ask_for_huge_images(trained, tmp_path, mo
         personalized.load(trained[1])
 
 
-def test_a_strangers_model_file_opens_no_data_set_and_makes_no_folder(trained, tmp_path):
+def test_a_strangers_model_file_opens_no_other_file_and_makes_no_folder(trained, tmp_path):
     model, state = trained
     root = tmp_path / "downloads"
     settings = {"dataset": "mnist", "data-root": str(root), "runs-dir": str(root)}
+    os.mkfifo(tmp_path / "waits")
+    settings |= {"initial-model": str(tmp_path / "waits"), "evaluate-rounds": "1-1000000000000"}
     found = personalized.load(forged(state, settings, tmp_path / "forged.safetensors"))
     assert not root.exists()
     pixels = torch.rand(3, 1, 8, 8)

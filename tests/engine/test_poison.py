@@ -289,6 +289,14 @@ def test_cells_of_text_begin_no_formula_and_numbers_stay_as_they_are(cells):
             assert repr(type(cell)(text)) == repr(cell)
 
 
+@given(st.lists(FORMULAS, min_size=1))
+@example(['x;"=1+1";y'])
+def test_nor_do_they_where_semicolons_separate_cells(cells):
+    """As in countries with a decimal comma, whose programs split a table of ours there."""
+    (row,) = csv.reader(io.StringIO(csv_text([[7, *cells]]), newline=""), delimiter=";")
+    assert not any(cell.strip().startswith((*"=\uff1d+-@",)) for cell in row)
+
+
 @given(st.lists(st.floats(width=32), max_size=9), st.floats(1e-30, 1e300))
 @example([], 1.0)
 @example([1e6], 1e6)

@@ -1,6 +1,7 @@
 """A model of one's own: found as a file or by its path, checked, and trained like the others."""
 
 import random
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -467,6 +468,33 @@ def test_an_exported_model_runs_the_file_in_models_alone(
     own_data = kinds.options(tmp_path, "table").partition('dataset="')[2].partition('"')[0]
     found = adopt(shared, Path(own_data), tmp_path / "state", {})
     assert found.settings.model == "models/elsewhere.py:make"
+
+
+@pytest.mark.parametrize("place", ["in it", "beside it", "below the app"])
+def test_code_that_can_have_come_with_a_run_is_not_run(
+    place, tmp_path, tmp_path_factory, serial_run, monkeypatch
+):
+    """Whoever unpacks a stranger's run directory has not read its files; its tables are of use."""
+    monkeypatch.chdir(tmp_path)
+    folder = serial_run(kinds.options(tmp_path, "table"), RUN, f"runs-dir={tmp_path / 'theirs'}")
+    code = (folder if place == "in it" else folder.parent) / "net.py"
+    name = f"/proc/self/cwd/{code.relative_to(tmp_path)}"
+    if place == "below the app":
+        monkeypatch.setattr(config, "APP", tmp_path)
+        code, name = folder / "net.py", f"theirs/{folder.name}/net.py:make"
+    code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{NET}")
+    settings = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(re.sub('model = ".*"', f'model = "{name}"', settings))
+    wanted = re.escape("this code is beside the run, so it can have come with it")
+    for use in (FinishedRun.open, lambda run: config.parse([f'resume="{run}"'])):
+        with pytest.raises(RunError, match=wanted):
+            use(folder)
+    assert (
+        cli.main(["predict", str(folder), "--input", "x.csv"])
+        == 1
+        == cli.main(["evaluate", str(folder)])
+    )
+    assert cli.main(["plot", str(folder)]) == 0 and not (tmp_path / "ran").exists()
 
 
 def test_the_example_of_the_page_works(mine, capsys):
