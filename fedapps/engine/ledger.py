@@ -113,8 +113,8 @@ def epsilon(runs: Sequence[Night], delta: float) -> float | None:
 
 
 def guaranteed(runs: Sequence[Night], delta: float) -> float | None:
-    """Return `epsilon` if it holds; None if none of these runs had noise that is secret."""
-    secret = any(night.mechanism is not None and not night.seeded for night in runs)
+    """Return `epsilon` if it holds; None if none of these runs has released secret noise."""
+    secret = any(n.mechanism is not None and not n.seeded and n.releases for n in runs)
     return epsilon(runs, delta) if secret else None
 
 

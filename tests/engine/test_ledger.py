@@ -125,6 +125,15 @@ def test_noise_that_can_be_subtracted_gives_no_guarantee():
     assert ledger.guaranteed([night("a", 0.0)], DELTA) == math.inf
 
 
+def test_secret_noise_that_was_never_added_makes_no_epsilon_hold():
+    """A run that fails before its first round has released nothing, whatever its settings."""
+    failed = night("b", releases=0)
+    assert ledger.guaranteed([night("a", seeded=True), failed], DELTA) is None
+    assert ledger.guaranteed([failed], DELTA) is None
+    mine = alone(2.0).epsilon(10, DELTA)
+    assert ledger.guaranteed([failed, night("c")], DELTA) == mine
+
+
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_budget_does_not_add_secret_noise_to_other_noise(seeded):
     earlier = [night("a", seeded=seeded)]
