@@ -52,6 +52,11 @@ class Central(DifferentialPrivacy):
         """Find the noise, and count from zero."""
         super().prepare()
         refuse_presum(self.settings, 'dp.mode = "central"')
+        if (limit := self.settings.max_failures) >= 0:
+            raise RunError(
+                f'dp.mode = "central": max-failures={limit} ends a run by failures of the clients '
+                "that were drawn, without noise; use max-failures=-1"
+            )
         self.seed = secret_seed() if self.dp.secret_noise else self.settings.seed
         self.expected = sample_size(len(self.clients), self.settings.fraction_train)
         self.count_noise, self.vector_noise = adaptive_noise(self.dp, self.expected)

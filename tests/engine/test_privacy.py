@@ -589,6 +589,16 @@ def test_a_client_that_adds_noise_answers_no_question(mode, flat_config, monkeyp
             grid.pull_messages(sent)
 
 
+def test_central_privacy_refuses_an_end_by_failures_of_who_was_drawn():
+    """Failures are exact: whether such a run ends would tell who was in a round."""
+    line = r'^dp\.mode = "central": max-failures=%d ends a run by failures of the clients that were'
+    for limit in (0, 2):
+        with pytest.raises(RunError, match=line % limit + ".*; use max-failures=-1$"):
+            central(max_failures=limit)
+        central(max_failures=limit, dp_mode="local")  # the server knows whom it asks
+    central(max_failures=-1)
+
+
 def test_a_machine_without_the_accountant_says_what_to_install(monkeypatch):
     def missing(config):
         raise ImportError('pip install "flwr[dp]"')
