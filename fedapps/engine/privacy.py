@@ -18,6 +18,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.flower import NeighboringRelation, SamplingMethod
 from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
+from fedapps.data.forms import is_own
 from fedapps.engine.accounting import Mechanism
 from fedapps.engine.checks import refuse_presum, replaced
 from fedapps.engine.client_noise import Distributed, Local
@@ -161,13 +162,42 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
 
 
 def of_pooled_values(space: Workspace) -> list[str]:
-    """Return a warning if a run's epsilon leaves out what its values were scaled by."""
-    if not space.settings.dp.noise or not space.data.pooled:
+    """Return a warning for each thing from all clients' samples that a run's epsilon leaves out."""
+    if not space.settings.dp.noise:
+        return []
+    found = _of_shape(space)
+    if space.data.pooled:
+        found.append(
+            f"{space.dataset.name}: values are scaled by mean and deviation over all clients,"
+            " without noise; epsilon does not cover these, and exported models have them; for real"
+            " data, use values that are scaled already, or devices"
+        )
+    return found
+
+
+def _of_shape(space: Workspace) -> list[str]:
+    """Return a warning if samples of a single client can change the shapes of the model."""
+    s, data = space.settings, space.dataset
+    if not is_own(s.dataset):
+        return []
+    several = data.has_labels or data.targets.choices > 2  # two can be no and yes
+    classes = data.targets.is_whole and several and data.targets != data.inputs
+    parts = (
+        ("the columns with their categories", "set columns", data.columns and not s.columns),
+        ("the tokens", "use devices", data.inputs.is_whole and not s.text_length),
+        (
+            "the classes",
+            "name them in an .npz (class_names), or use devices",
+            classes and not data.named,
+        ),
+    )
+    found = {what: cure for what, cure, there in parts if there}
+    if not found:
         return []
     return [
-        f"{space.dataset.name}: values are scaled by mean and deviation over all clients, without"
-        " noise; epsilon does not cover these, and exported models have them; for real data, use"
-        " values that are scaled already, or devices"
+        f"{data.name}: {' and '.join(found)} are those found in the samples of all clients, and"
+        " give the model its shape, which epsilon does not cover; for real data, "
+        + "; ".join(found.values())
     ]
 
 

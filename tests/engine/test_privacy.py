@@ -631,13 +631,52 @@ def test_means_over_all_clients_are_not_private_and_a_run_says_so(mode, tmp_path
         return privacy.of_pooled_values(Workspace(config.read(config.parse([run, *keys]))))
 
     own = f'dataset="{tmp_path}/own.csv"'
-    (line,) = told(own)
+    line = told(own)[-1]
     assert "epsilon does not cover these" in line
     assert line.endswith("; for real data, use values that are scaled already, or devices")
     assert not told(own, 'dp.mode="none"') and not told(own, "dp.noise-multiplier=0.0")
-    assert not told(tiny_npz, 'model="cnn"')
+    assert not any("scaled" in line for line in told(tiny_npz, 'model="cnn"'))
     devices = 'dataset="device" input-shape="2" task="regression"'
     assert not told(devices)
+
+
+def test_what_one_client_alone_can_add_to_the_model_is_named(tmp_path, tiny_npz):
+    """A row with a category, or a class, that nobody else has makes the model larger."""
+
+    def table(name, *more):
+        rows = [f"{k},{'fm'[k % 2]},{'ab'[k % 2]}" for k in range(60)]
+        (tmp_path / name).write_text("\n".join(["age,sex,label", *rows, *more]), "utf-8")
+        return f'dataset="{tmp_path / name}"'
+
+    def space(*keys):
+        run = 'num-clients=3 dp.mode="central" data-root="/tmp" min-samples=2 partitioner="iid"'
+        return Workspace(config.read(config.parse([run, 'model="mlp"', *keys])))
+
+    def told(*keys):
+        return [n for n in privacy.of_pooled_values(space(*keys)) if "shape" in n]
+
+    one, more = table("one.csv"), table("more.csv", "9,x,b", "9,f,c")
+    shapes = [{k: v.shape for k, v in space(own).initial.items()} for own in (one, more)]
+    assert shapes[0] != shapes[1]
+    (line,) = told(one)
+    assert "columns with their categories and the classes are those found in the samples" in line
+    named = "name them in an .npz (class_names), or use devices"
+    assert line.endswith(f"which epsilon does not cover; for real data, set columns; {named}")
+    (line,) = told(one, 'columns="age,sex=f|m"')
+    assert "columns" not in line and "the classes are those found" in line
+    numbers = one, 'target-column="age" task="regression"'
+    (line,) = told(*numbers)
+    assert "classes" not in line and line.endswith("for real data, set columns")
+    assert not told(*numbers, 'columns="sex=f|m,label=a|b"')
+    assert not told(one, 'dp.mode="none"') and not told(one, "dp.noise-multiplier=0.0")
+
+    (line,) = told(tiny_npz, 'model="cnn"')
+    assert "the classes are those found" in line
+    with np.load(tiny_npz.split('"')[1]) as file:
+        np.savez(tmp_path / "named.npz", **file, class_names=np.array([*map(str, range(10))]))
+    assert not told(f'dataset="{tmp_path}/named.npz" model="cnn"')
+    assert not told('dataset="device" input-shape="2"')
+    assert not told('dataset="digits" model="cnn"')  # its classes are known, as it is
 
 
 @cache

@@ -24,7 +24,7 @@ def is_own(name: str) -> bool:
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
     if kind_of(path) == ".npz" and not form.window:
-        found = Found({}, class_names(path), told=tuple(arrays.notes(path)))
+        found = Found({}, class_names(path), told=tuple(arrays.notes(path)), named=True)
         return found.describe(open_npz(path, form.missing), path)
     read = _read(path, form)
     by_key = {key: held(path, key, values) for key, values in read.arrays.items()}

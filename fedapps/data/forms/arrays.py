@@ -50,7 +50,9 @@ def read(files: Sequence[File], form: Form) -> Found:
         told += [*more, *gone(groups, groups[last])]
         values = {"inputs": inputs[samples], "targets": targets[last]}
         groups, parts = groups[last], parts[last]
-    return Found(by_part(parts, groups, **values), _class_names(files), told=tuple(told))
+    return Found(
+        by_part(parts, groups, **values), _class_names(files), told=tuple(told), named=True
+    )
 
 
 def _class_names(files: Sequence[File]) -> tuple[str, ...]:

@@ -100,7 +100,10 @@ class File:
 
 @dataclass(frozen=True)
 class Found:
-    """The arrays of an .npz by key, and what else the files have said."""
+    """The arrays of an .npz by key, and what else the files have said.
+
+    The `names` of the classes are `named` if they are written beside the samples.
+    """
 
     arrays: dict[str, np.ndarray]
     names: tuple[str, ...] = ()
@@ -109,6 +112,7 @@ class Found:
     tokens: int = 0  # different ones that inputs can have, if not all are in the data
     next_token: bool = False  # the targets are such tokens, too
     target_column: str = ""
+    named: bool = False
 
     def describe(self, data: Dataset, path: Path) -> Dataset:
         """Return the data set of these arrays with names of classes and columns.
@@ -134,6 +138,7 @@ class Found:
             inputs=inputs,
             targets=targets,
             names=names,
+            named=self.named and bool(names),
             columns=self.columns,
             target_column=self.target_column,
             told=told,

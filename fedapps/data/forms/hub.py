@@ -70,7 +70,7 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
 
         made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
         found = tables.of_frames(made, files, replace(form, target_column=target))
-        return replace(found, names=names or found.names)
+        return replace(found, names=names or found.names, named=bool(names))
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     cells = chain.from_iterable(rows[(pictures or arrays)[0]] for rows, _ in parts)
     values = [_decoded(cells, place) for place in where] if pictures else [*cells]
@@ -89,7 +89,7 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     found_arrays = (stacked([np.asarray(value) for value in values], where), targets)
     by_key = dict(zip(kinds, found_arrays, strict=True))
     whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
-    return Found(whole, names, told=tuple(told))
+    return Found(whole, names, told=tuple(told), named=True)
 
 
 def _decoded(cells: Iterator[Any], where: str) -> Any:
