@@ -159,6 +159,7 @@ def _reporting(
     with resume.alone(folder):
         progress = resume.restore(folder, rounds)
         federation.check(folder)  # before the results of a finished run are taken away
+        resume.tell_of_repeated_sums(folder, settings)
         report = Report.reopen(folder, settings, flat, progress, space.task, space.data.pooled)
         rounds.recovery.goes_on(folder)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))

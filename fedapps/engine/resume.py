@@ -78,6 +78,20 @@ def how_far(recovery: Recovery) -> str:
     return f"was ended by patience = {s.patience} {when}; a larger patience extends it"
 
 
+def tell_of_repeated_sums(folder: Path, settings: Settings) -> None:
+    """Warn if two secure sums of a round could differ by one client's update, without noise.
+
+    Training from the same state gives the same update. Of a run that has finished, no round is
+    repeated.
+    """
+    if settings.secure_sum and not settings.dp.protects and not directory.has_finished(folder):
+        log.warning(
+            "secure-sum: if a device is missing from a round that is repeated, the server can"
+            " subtract the two sums and has its update; begin a new run with another seed, or with"
+            ' dp.mode="distributed" and dp.secret-noise=true'
+        )
+
+
 def find(settings: Settings) -> Path | None:
     """Return the run directory that `resume` names, or None if it is empty.
 

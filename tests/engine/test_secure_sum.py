@@ -12,6 +12,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import literal
 from fedapps.device.device import Device
 from fedapps.engine import masking
+from fedapps.engine.rounds import Rounds
 from fedapps.secure.client import FILE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
@@ -350,6 +351,44 @@ def test_what_needs_single_updates_is_refused(options, run):
 def test_values_that_could_overflow_are_refused(run):
     with pytest.raises(RunError, match=r"^max-value = 1e\+12: with secure-sum it must be below"):
         run("max-value=1e12")
+
+
+LOCAL = 'dp.mode="local" dp.noise-multiplier=0.01'
+SHARED_OUT = 'dp.mode="distributed" dp.noise-multiplier=0.01'
+SECRET = "dp.secret-noise=true"
+
+
+@pytest.mark.parametrize(("options", "warned"), [
+    ((), True), ((SHARED_OUT,), True), (("secure-sum=false",), False),
+    ((SHARED_OUT, SECRET), False), ((LOCAL, SECRET), False),
+])  # fmt: skip
+def test_who_resumes_is_told_that_two_sums_of_a_round_may_differ_by_one_update(
+    options, warned, run, tmp_path, monkeypatch, capsys
+):
+    """What is repeated is computed from the same state, so only secret noise differs."""
+    aggregate = Rounds.aggregate_train
+
+    def stop(rounds, round_, replies):
+        aggregate(rounds, round_, replies)
+        if round_ == 2:
+            raise RunError("no more")
+
+    monkeypatch.setattr(Rounds, "aggregate_train", stop)
+    with pytest.raises(RunError, match="no more"):
+        run(*options, 'run-name="x"')
+    monkeypatch.setattr(Rounds, "aggregate_train", aggregate)
+    told = []
+    for more in ("", "num-rounds=3"):  # of a finished run, no round is repeated
+        capsys.readouterr()
+        run(*options, f'resume="{tmp_path}/runs/x"', more)
+        told.append([line for line in capsys.readouterr().out.splitlines() if "two sums" in line])
+    assert [len(lines) for lines in told] == [int(warned), 0]
+    if warned:
+        assert told[0][0] == (
+            "warning: secure-sum: if a device is missing from a round that is repeated, the server"
+            " can subtract the two sums and has its update; begin a new run with another seed, or"
+            ' with dp.mode="distributed" and dp.secret-noise=true'
+        )
 
 
 @pytest.mark.parametrize(
