@@ -19,14 +19,14 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.changes import owners
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import DIVERGED, RunError, told_to_server
+from fedapps.core.errors import DIVERGED, DivergedError, RunError, told_to_server
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.readiness import DeclinedError
-from fedapps.engine.failed_clients import DivergedError, cause_of, diverged, record
+from fedapps.engine.failed_clients import cause_of, diverged, record
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
@@ -239,12 +239,14 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
     client = _client(space, request, version, before)
     update = yield from together.round_of(client, "train_round", request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
-    if problem := diverged(space, update.arrays | update.extras, kept, update.metrics):
-        raise DivergedError(f"{DIVERGED}: {problem}{store.advice(request.plan.round)}")
+    why, told = diverged(space, update.arrays | update.extras, kept, update.metrics)
+    if why:
+        advice = store.advice(request.plan.round)
+        raise DivergedError(f"{DIVERGED}: {why}{advice}", f"{DIVERGED}: {told}{advice}")
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
-    told = state_told(update, version, saved=bool(before or client.state))
-    return masked(told, request, space, store) if space.settings.secure_sum else told
+    update = state_told(update, version, saved=bool(before or client.state))
+    return masked(update, request, space, store) if space.settings.secure_sum else update
 
 
 def _evaluate(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:

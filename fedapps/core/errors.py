@@ -30,9 +30,23 @@ class MisfitError(RunError):
         self.told = told or "its data cannot be used; why is in the device's own log"
 
 
+class DivergedError(FloatingPointError):
+    """A client's training has diverged: the settings are the reason, not the code.
+
+    `told` is what the server hears of it.
+    """
+
+    def __init__(self, message: str, told: str) -> None:
+        super().__init__(message)
+        self.told = told
+
+
 def told_to_server(error: Exception) -> str:
-    """Return the text of an error as it may leave a device: without values of the data."""
-    return error.told if isinstance(error, MisfitError) else str(error)
+    """Return the text of an error as it may leave a device: without what the server must not see.
+
+    Those are values of the data, and of updates and layers that the client protects.
+    """
+    return error.told if isinstance(error, MisfitError | DivergedError) else str(error)
 
 
 def one_line(text: str) -> str:

@@ -12,11 +12,11 @@ from itertools import chain
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.errors import RunError, named, one_line
+from fedapps.core.errors import DivergedError, RunError, named, one_line
 from fedapps.core.log import FILE as FILE
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
-from fedapps.wire.checks import LARGEST, invalid_loss, invalid_values
+from fedapps.wire.checks import LARGEST, NOT_FINITE, invalid_loss, invalid_values
 
 MOST_BYTES = 2**25  # a log that is larger gets no more tracebacks
 _raising = False
@@ -24,10 +24,6 @@ _raising = False
 
 class ClientError(Exception):
     """A client has failed in a run that stops at the first failure; its error is the cause."""
-
-
-class DivergedError(FloatingPointError):
-    """A client's training has diverged: the settings are the reason, not the code."""
 
 
 @contextmanager
@@ -70,21 +66,33 @@ def cause_of(error: Exception, text: str) -> str:
     return one_line(text) if clear else named(error)
 
 
-def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> str:
-    """Say what in an update or state is not finite or too large; empty if nothing.
+def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> tuple[str, str]:
+    """Say what in an update or state is not finite or too large, and how the server is told.
 
-    The server would refuse such an update, and it would spoil a pre-summed mean or later rounds. In
-    the state, arrays with names of model arrays are limited by `max-value`; others, such as
-    gradient norms, need only be finite.
+    Both are empty if nothing is. The server would refuse such an update, and it would spoil a
+    pre-summed mean or later rounds. In the state, arrays with names of model arrays are limited by
+    `max-value`; others, such as gradient norms, need only be finite. If the client protects its
+    update, the server hears no number, and no name of what stays on the client.
     """
-    limit = space.settings.max_value
+    s = space.settings
+    limit, noise, hides = s.max_value, s.dp.suspicion, s.secure_sum or s.dp.by_clients
+    where = "how large is in the client's own log"
     for key, array in chain(kept.items(), sent.items()):
         model = key in sent or key.partition("/")[2] in space.layout.shapes
         if problem := invalid_values(array, limit if model else LARGEST):
-            return f"{key} is {problem}{space.settings.dp.suspicion}"
+            what = key if key in sent else "what stays on the client"
+            vague = f"{what} is not finite"
+            if problem != NOT_FINITE:
+                vague = f"{what} is too large: at most {limit:g} (max-value), {where}"
+            full = f"{key} is {problem}{noise}"
+            return full, vague + noise if hides else full
     loss, samples = metrics.get("loss", 0.0), metrics.get("samples", 0)
-    problem = invalid_loss(loss, samples, limit) if isinstance(loss, float) else ""
-    return problem and problem + space.settings.dp.suspicion
+    if isinstance(loss, float) and (problem := invalid_loss(loss, samples, limit)):
+        vague = (
+            f"a loss that is not finite or too large: at most {limit:g} each (max-value), {where}"
+        )
+        return problem + noise, (vague if hides else problem) + noise
+    return "", ""
 
 
 def _append(path: Path, where: str, error: Exception) -> bool:

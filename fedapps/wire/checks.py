@@ -11,6 +11,7 @@ from fedapps.core.flower import ErrorCode
 
 FIGURES_BYTES = 2**20  # limit of a client's reply without its arrays: names, figures, causes
 NO_SIGN = "no sign of life from its SuperNode: killed, suspended, or without a connection"
+NOT_FINITE = "not finite"
 Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
 LARGEST = float(np.finfo(np.float32).max)  # as a limit of values, it only means "finite"
 
@@ -66,7 +67,7 @@ def invalid_values(values: np.ndarray, largest: float) -> str:
         return ""
     worst = max(-low, high)
     if not math.isfinite(worst):
-        return "not finite"
+        return NOT_FINITE
     return f"as large as {worst:.6g}: at most {largest:g} (max-value)"
 
 

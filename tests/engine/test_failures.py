@@ -139,12 +139,14 @@ def test_noise_that_makes_training_diverge_is_named(capsys):
 def test_noise_is_named_where_training_diverges():
     """Else a device says only that its own state of an earlier run may be the reason."""
     dp = config.read(config.parse(['dp.mode="local" dp.noise-multiplier=8.0'])).dp
-    space = SimpleNamespace(settings=SimpleNamespace(max_value=1.0, dp=dp))
+    space = SimpleNamespace(settings=SimpleNamespace(max_value=1.0, dp=dp, secure_sum=False))
     noise = "; the noise of dp.noise-multiplier = 8 may be too much"
     found = failed_clients.diverged(space, {"fc": np.array([2.0])}, {}, {})
-    assert found.startswith("fc is ") and found.endswith(noise)
-    assert failed_clients.diverged(space, {}, {}, {"loss": float("nan")}).endswith(noise)
-    assert failed_clients.diverged(space, {}, {}, {}) == ""
+    assert all(text.startswith("fc is ") and text.endswith(noise) for text in found)
+    found = failed_clients.diverged(space, {}, {}, {"loss": float("nan"), "samples": 3})
+    assert all("loss" in text and text.endswith(noise) for text in found)
+    assert "nan" in found[0] and "nan" not in found[1]
+    assert failed_clients.diverged(space, {}, {}, {}) == ("", "")
     assert dp.noise == 8.0
     off = config.read(config.parse(['dp.mode="none" dp.noise-multiplier=8.0'])).dp
     assert (off.noise, off.suspicion) == (0.0, "")

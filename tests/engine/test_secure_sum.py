@@ -1,5 +1,6 @@
 """Runs with `secure-sum`: the numbers of the plain sum on every engine, and who may be missing."""
 
+import re
 from functools import partial
 
 import msgspec
@@ -148,6 +149,34 @@ MISSING = {
     "unmasking": {"unmask": [0, 3]},
     "two steps": {"train": [1], "unmask": [0]},
 }
+
+
+@pytest.mark.parametrize(("options", "hidden"), [
+    ("", True),
+    ('dp.mode="distributed" dp.noise-multiplier=0.01', True),
+    ('secure-sum=false dp.mode="local" dp.noise-multiplier=0.01', True),
+    ("secure-sum=false", False),
+])  # fmt: skip
+@pytest.mark.parametrize(("method", "name"), [("fedper", "model/"), ("fedavg", "")])
+def test_a_failure_tells_the_server_no_number_of_a_protected_update(
+    method, name, options, hidden, device_run, tmp_path
+):
+    """Of a personal layer or a masked update, only the device's own log says how large it is."""
+    with pytest.raises(RunError, match="training diverged: ") as caught:
+        device_run(3, f'strategy="{method}" max-value=0.02', options)
+    told = str(caught.value)
+    logs = [path.read_text("utf-8") for path in tmp_path.rglob("state*/**/log.txt")]
+    assert len(logs) == 3
+    large = re.compile(r"training diverged: (\S+) is as large as ([\d.]+): at most 0\.02")
+    for text in logs:
+        key, size = large.search(text).groups()
+        assert key.startswith(name) and float(size) > 0.02
+    assert bool(large.search(told)) is not hidden
+    if hidden:
+        where = r"what stays on the client" if method == "fedper" else r"[\w.]+"
+        log = "how large is in the client's own log"
+        line = rf"training diverged: {where} is too large: at most 0\.02 \(max-value\), {log}"
+        assert re.search(line, told)
 
 
 @pytest.mark.parametrize("steps", MISSING.values(), ids=MISSING)
