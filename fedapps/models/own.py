@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core.errors import RunError, named
-from fedapps.core.paths import APP, expanded
+from fedapps.core.paths import APP as APP
+from fedapps.core.paths import expanded
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec
