@@ -14,6 +14,8 @@ from fedapps.core.schema import (
     doc,
 )
 
+SEEDED = "noise from the seed: not private"  # what stands beside an epsilon that holds for nobody
+
 
 class PrivacySettings(MethodSettings, frozen=True):
     """Keys of the general table `dp`; docs/privacy.md explains what they guarantee."""

@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from fedapps.core import changes, log, project
+from fedapps.core.privacy_settings import SEEDED
 from fedapps.core.settings import Settings
 from fedapps.core.words import number, shortened
 from fedapps.report.columns import VIRTUAL, Columns
@@ -24,6 +25,7 @@ from fedapps.tasks import Metric
 NEAR = 0.02  # a balanced accuracy that differs less from that of guesses is no better
 OFTEN = 0.9  # share of a class that a model recognizes if it says this class nearly always
 LONGEST = 200  # letters of a setting in the table; config.toml has all of them
+EPSILONS = ("epsilon", "epsilon_of_federation")
 TOTALS = ("failures", "bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper")
 
 
@@ -112,9 +114,13 @@ def versions() -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Convert values to types of JSON; NaN and infinity, which JSON lacks, become null."""
+    """Convert values to types of JSON; NaN and infinity, which JSON lacks, become null.
+
+    Only an epsilon without limit is the text `inf`, because null means that there is no noise.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        spent = [key for key, item in value.items() if key in EPSILONS and item == math.inf]
+        return {str(key): plain(item) for key, item in value.items()} | dict.fromkeys(spent, "inf")
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
@@ -230,10 +236,11 @@ def _privacy(summary: Mapping[str, Any], settings: Settings) -> list[tuple[str, 
     rows = []
     if settings.secure_sum:  # it changes last digits only, so `changed` is without it
         rows.append(("secure sum", "the server saw only the sum of each round's updates"))
-    found = (summary.get("epsilon"), summary.get("epsilon_of_federation"))
-    if found[0] is not None:
-        rows.append(("epsilon spent", f"{found[0]:.4g}"))
-    if found[1] is not None:
+    note = f"; {SEEDED}" if settings.dp.noise and not settings.dp.protects else ""
+    spent, of_federation = (summary.get(name) for name in EPSILONS)
+    if spent is not None:
+        rows.append(("epsilon spent", f"{float(spent):.4g}{note}"))
+    if of_federation is not None:
         runs = number(summary["runs_of_federation"], "run")
-        rows.append(("epsilon of the federation", f"{found[1]:.4g} in {runs}"))
+        rows.append(("epsilon of the federation", f"{float(of_federation):.4g} in {runs}{note}"))
     return rows

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedapps.cli import report as report_command
 from fedapps.core.errors import RunError
+from fedapps.core.privacy_settings import SEEDED
 from fedapps.drawing.charts import line_chart
 from fedapps.drawing.svg import Chart, Series, steps
 from fedapps.report import cells, directory, page
@@ -93,6 +94,19 @@ def test_drawn_places_are_the_values_of_the_table(folder):
         drawn = [low + (y - y0) / (y1 - y0) * (high - low) for _, y in places]
         assert drawn == pytest.approx(100 * rounds[f"accuracy_{kind}"], abs=0.15)
         assert [x for x, _ in places] == pytest.approx([60, 262, 464])
+
+
+@pytest.mark.parametrize("secret", ["true", "false"])
+def test_an_epsilon_of_noise_from_the_seed_is_not_called_privacy(tmp_path, secret):
+    """In the tile and at the chart; without noise, no number stands there."""
+    folder = finished_run(tmp_path, f'dp.mode="central" dp.secret-noise={secret}')
+    texts = Elements(page.write(folder).read_text("utf-8")).texts
+    assert sum(SEEDED in text for text in texts) == (2 if secret == "false" else 0)
+    assert ("delta 1e-05" in texts) == (secret == "true")
+    rounds = pd.read_csv(folder / "rounds.csv").assign(epsilon=math.inf)
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    texts = Elements(page.write(folder).read_text("utf-8")).texts
+    assert texts[texts.index("epsilon") + 1] == "inf"
 
 
 def test_titles_tell_the_values(folder, elements):

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from sklearn.metrics import f1_score
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.core.privacy_settings import SEEDED
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, page, plots
 from fedapps.report.caption import Caption
@@ -456,6 +458,21 @@ def test_the_table_at_the_end_says_if_the_server_saw_only_sums(secure, capsys):
     settings, known = make_settings(secure_sum=secure), columns.columns_of(TASKS["classification"])
     print_summary(summarize(settings, [make_row(1)], known, 1.0), settings, known)
     assert ("secure sum" in capsys.readouterr().out) == secure
+
+
+@pytest.mark.parametrize(("secret", "spent"), [(True, 2.5), (False, 2.5), (True, math.inf)])
+def test_the_table_at_the_end_says_what_an_epsilon_is_worth(secret, spent, tmp_path, capsys):
+    """An epsilon without limit is no privacy, and one of noise from the seed holds for nobody."""
+    keys = {"dp.mode": "central", "dp.secret-noise": secret}
+    dp = config.read(config.defaults() | keys).dp
+    report = make_report(tmp_path, num_rounds=1, dp=dp)
+    report.round(make_row(1, epsilon=spent))
+    report.finish(ARRAYS, {"runs_of_federation": 2, "epsilon_of_federation": math.inf})
+    summary = json.loads((report.folder / "summary.json").read_text("utf-8"))
+    assert float(summary["epsilon"]) == spent and summary["epsilon_of_federation"] == "inf"
+    told = [line for line in capsys.readouterr().out.splitlines() if "epsilon" in line]
+    assert f"{spent:.4g}" in told[0] and "inf in 2 runs" in told[1]
+    assert [SEEDED in line for line in told] == [not secret] * 2
 
 
 @pytest.mark.parametrize(("right", "more", "told"), [

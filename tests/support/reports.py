@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from fedapps.core import config
 from fedapps.report.report import Report
 from fedapps.report.rows import ClientEval, Means, RoundRow
 from fedapps.tasks import CLASSIFICATION
@@ -28,7 +29,7 @@ def make_settings(**changes):
     values = {
         "strategy": "fedrep", "dataset": "digits", "seed": 7, "num_clients": 5, "num_rounds": 3,
         "evaluate_every": 1, "evaluate_on": "test", "logger_names": (), "devices": "",
-        "secure_sum": False,
+        "secure_sum": False, "dp": config.read(config.defaults()).dp,
     } | changes  # fmt: skip
     known = {key.replace("_", "-"): value for key, value in values.items()}
     flat = FLAT | {key: value for key, value in known.items() if key in FLAT}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedapps.core import config, words
+from fedapps.core.privacy_settings import SEEDED
 from fedapps.core.schema import literal
 from fedapps.report import devices, directory
 from fedapps.report.columns import MEASURED, SPREAD, VIRTUAL, Columns
@@ -113,9 +114,8 @@ def tiles_of(run: RunFiles) -> list[Tile]:
         label = f"{run.lead.label}, {words.number(count, 'newcomer')}"
         found.append(Tile(label, run.lead.shown(after), note))
     rounds = run.config.get("num-rounds")
-    of = f"of {rounds}" if rounds else ""
     done = run.rounds[-1].get("round", "0") if run.rounds else "0"
-    found.append(Tile("rounds", done, of))
+    found.append(Tile("rounds", done, f"of {rounds}" if rounds else ""))
     traffic = run.total("bytes_down") + run.total("bytes_up")
     evaluation = run.total("bytes_eval")
     note = f"and {human_bytes(evaluation)} to evaluate" if evaluation else "to train"
@@ -127,10 +127,7 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     failures = run.total("failures")
     if failures:
         found.append(Tile("failures", f"{failures:g}", "of clients"))
-    spent = [value for row in run.rounds if (value := number(row, "epsilon")) is not None]
-    if spent:
-        found.append(Tile("epsilon", f"{spent[-1]:.4g}", f"delta {run.config.get('dp.delta')}"))
-    return found
+    return found + _epsilon(run)
 
 
 def costs_of(run: RunFiles) -> Table:
@@ -273,6 +270,15 @@ def _holding(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values in force: the method's for general keys, and those of all tables."""
     full = config.resolved(flat)
     return {**full, **config.effective(flat)}
+
+
+def _epsilon(run: RunFiles) -> list[Tile]:
+    """Return the latest epsilon; none without privacy."""
+    known = [row for row in run.rounds if row.get("epsilon")]
+    value = number(known[-1], "epsilon") if known else None
+    delta, secret = run.config.get("dp.delta"), run.config.get("dp.secret-noise")
+    told = "inf" if value is None else f"{value:.4g}"
+    return [Tile("epsilon", told, f"delta {delta}" if secret else SEEDED)] if known else []
 
 
 def _partition(c: Mapping[str, Any]) -> str:

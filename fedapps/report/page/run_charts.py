@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from fedapps.core import words
+from fedapps.core.privacy_settings import SEEDED
 from fedapps.drawing.charts import (
     ANY,
     POSITIVE,
@@ -38,13 +39,12 @@ Known = tuple[Row, float | None, float]  # a row, its initial and its personaliz
 def curves(run: RunFiles) -> list[Chart]:
     """Draw the leading metric, training loss and epsilon over the rounds."""
     evaluated = run.evaluated(run.rounds)
-    found: list[Chart] = []
-    if len(evaluated) > 1:
-        found.append(_scores(run.lead, evaluated))
+    found = [_scores(run.lead, evaluated)] if len(evaluated) > 1 else []
     loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
     found += _over_rounds(loss, run, "train_loss", ANY)
-    epsilon = Chart("epsilon", "Privacy spent", "round", "epsilon so far")
-    return found + _over_rounds(epsilon, run, "epsilon", POSITIVE)
+    note = "" if run.config.get("dp.secret-noise") else SEEDED
+    spent = Chart("epsilon", "Privacy spent", "round", "epsilon so far", note)
+    return found + _over_rounds(spent, run, "epsilon", POSITIVE)
 
 
 def clients(run: RunFiles) -> list[Chart]:
