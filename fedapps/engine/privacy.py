@@ -163,9 +163,15 @@ def adaptive_noise(dp: PrivacySettings, expected: int) -> tuple[float, float]:
 
 def of_pooled_values(space: Workspace) -> list[str]:
     """Return a warning for each thing from all clients' samples that a run's epsilon leaves out."""
-    if not space.settings.dp.noise:
+    s = space.settings
+    if not s.dp.noise:
         return []
     found = _of_shape(space)
+    if s.dp.mode == "central" and dict(s.flat).get("num-clients") == 0:
+        found.append(
+            "num-clients = 0: the data say how many clients there are, and epsilon counts this"
+            f" number, {s.num_clients}, as public; for real data, set num-clients"
+        )
     if space.data.pooled:
         found.append(
             f"{space.dataset.name}: values are scaled by mean and deviation over all clients,"

@@ -640,6 +640,21 @@ def test_means_over_all_clients_are_not_private_and_a_run_says_so(mode, tmp_path
     assert not told(devices)
 
 
+@pytest.mark.parametrize(("mode", "clients", "told"), [
+    ("central", 0, True), ("central", 6, False), ("local", 0, False), ("none", 0, False),
+])  # fmt: skip
+def test_a_number_of_clients_that_the_data_say_is_not_private(mode, clients, told, tmp_path):
+    """m, which divides the central noise, comes from it; local noise does not depend on it."""
+    people = np.repeat(np.arange(6), 10)
+    images = np.zeros((60, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "own.npz", images=images, labels=people % 3, groups=people)
+    run = f'dataset="{tmp_path}/own.npz" partitioner="natural" num-clients={clients} min-samples=2'
+    flat = config.parse([f'{run} model="mlp" dp.mode="{mode}" data-root="/tmp"'])
+    found = privacy.of_pooled_values(Workspace(config.read(flat)))
+    lines = [line for line in found if "num-clients" in line]
+    assert [line.partition(", as public")[0][-1] for line in lines] == ["6"] * told
+
+
 def test_what_one_client_alone_can_add_to_the_model_is_named(tmp_path, tiny_npz):
     """A row with a category, or a class, that nobody else has makes the model larger."""
 
