@@ -30,7 +30,7 @@ def refuse_dead_workers(round_: int, failures: Sequence[Failure]) -> None:
 class FailureCounts(msgspec.Struct):
     """Ends a run if all clients of a round fail, or more than `max-failures` (-1: no such limit).
 
-    There are four more rules:
+    There are five more rules:
 
     - Devices may all fail in fewer than `DEVICE_TIMES` requests in a row, because a round may have
       asked only one device.
@@ -39,6 +39,8 @@ class FailureCounts(msgspec.Struct):
     - A run fails at its last round if no client has ever succeeded in training (or in evaluation).
     - A run fails if training diverges at more than half of the clients in `DIVERGED_TIMES` rounds
       in a row: the clients that spoil the model may still be answering.
+    - A round whose secure sum is spoilt is neither a success nor a failure of all: one client lies,
+      and nobody can see which. A run without any sum fails at its last round.
 
     A checkpoint keeps the counts. `in_a_row` maps a kind of request ("train", "evaluate" or `ANY`)
     to how often in a row all clients failed, and `succeeded` lists the kinds in which any client
@@ -60,12 +62,14 @@ class FailureCounts(msgspec.Struct):
         asked: int,
         failed: int,
         devices: bool,
+        spoilt: str = "",
     ) -> None:
         """Raise `RunError` if the run must end; its message gives the cause of the first failure.
 
         Who declined is counted where nobody did anything else, and named if nobody failed.
         `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
-        clients that have failed in the round so far, in training or evaluation.
+        clients that have failed in the round so far, in training or evaluation. `spoilt` says why
+        a round has no secure sum, unless too many failed.
         """
         if kind == "train":
             causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
@@ -73,14 +77,15 @@ class FailureCounts(msgspec.Struct):
             self._advise(settings, round_, len(causes), asked)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
-            for name in (kind, ANY):
-                self.in_a_row[name] = self.in_a_row.get(name, 0) + 1
-        elif asked:
+            self.in_a_row |= {name: self.in_a_row.get(name, 0) + 1 for name in (kind, ANY)}
+        elif asked and not spoilt:
             self.in_a_row |= {kind: 0, ANY: 0}
             if kind not in self.succeeded:
                 self.succeeded.append(kind)
         end = max(self.in_a_row.values(), default=0) >= (DEVICE_TIMES if devices else 1)
         in_vain = round_ == settings.num_rounds and kind not in self.succeeded
+        if spoilt and in_vain:
+            raise RunError(f"round {round_}: no round had a sum: {spoilt}")
         limit = settings.max_failures
         if not failures or not (end or in_vain or 0 <= limit < failed):
             return

@@ -88,12 +88,18 @@ class Receiving:
         return f"{'lr' if found in general else 'learning rate'} than {found:g}"
 
     def handle_failures(
-        self, round_: int, kind: str, exchange: Exchange, totals: RoundTotals, fleet: Fleet
+        self,
+        round_: int,
+        kind: str,
+        exchange: Exchange,
+        totals: RoundTotals,
+        fleet: Fleet,
+        spoilt: str = "",
     ) -> None:
         """Log and record failures, and who declined; raises `RunError` if there are too many.
 
         A device that declines is as one that is away: it has not failed, but a run in which all
-        decline can end.
+        decline can end. `spoilt` says why there is no secure sum of those that have not failed.
         """
         failures = sorted(exchange.failures, key=lambda failure: failure.client)
         failing = "failed" if kind == "train" else "failed in the evaluation"
@@ -113,9 +119,9 @@ class Receiving:
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked = len({*exchange.requests} | {failure.client for failure in failures})
-        devices = bool(fleet.bound)
+        devices, s = bool(fleet.bound), self.strategy.settings
         counts, so_far = self.recovery.failures, len(totals.failed)
-        counts.apply(self.strategy.settings, round_, kind, failures, asked, so_far, devices)
+        counts.apply(s, round_, kind, failures, asked, so_far, devices, spoilt)
 
 
 def _scored_part(plan: Plan) -> str:

@@ -131,7 +131,9 @@ class Rounds:
         moved = {**self.strategy.end_round(round_), **self.summing.moved}
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
-        self.receiving.handle_failures(round_, "train", self.exchange, self.totals, self.fleet)
+        self.receiving.handle_failures(
+            round_, "train", self.exchange, self.totals, self.fleet, self.summing.spoilt
+        )
         means = returned.check_aggregate(round_, new, self.layout)
         self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         spent = server_data.train(self.strategy, round_)

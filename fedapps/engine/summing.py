@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from fedapps.core import log
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
@@ -19,7 +20,7 @@ from fedapps.method.update import SERVER, ClientUpdate, Failure
 from fedapps.models.layers import Arrays
 from fedapps.secure.client import FEWEST
 from fedapps.secure.masks import LIMIT, decoded
-from fedapps.secure.server import SumServer
+from fedapps.secure.server import SumServer, TooFew
 from fedapps.training.plan import Plan
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.checks import invalid_values
@@ -38,6 +39,7 @@ class Summing:
 
     In a round, `failures` are the clients that failed before training, `boxes` what clients get
     with their training request, and `moved` the bytes (down, up) of each client's other messages.
+    `spoilt` says why the round has no sum though enough clients have answered; "" if it has one.
     """
 
     grid: StreamingGrid
@@ -45,6 +47,7 @@ class Summing:
     def __init__(self) -> None:
         self.failures: list[Failure] = []
         self.boxes: dict[int, bytes] = {}
+        self.spoilt = ""
         self.moved: dict[int, tuple[int, int]] = {}
 
     def enough(self, round_: int, selected: list[int]) -> list[int]:
@@ -89,7 +92,7 @@ class SecureSumming(Summing):
     ) -> dict[int, Plan]:
         """Have the clients make keys and share them; return the plans of those that did."""
         self._check_layers(round_, plans)
-        self.server, self.boxes = SumServer(), {}
+        self.server, self.boxes, self.spoilt = SumServer(), {}, ""
         self.failures = self._too_large(round_, plans)
         self.moved = dict.fromkeys(plans, (0, 0))
         self.round, self.info, self.fleet = round_, info, fleet
@@ -104,7 +107,8 @@ class SecureSumming(Summing):
     def release(self, round_: int, updates: Updates, failures: list[Failure]) -> Updates:
         """Add up the masked updates; yield their mean once the masks have been removed.
 
-        `num_examples` is the sum of the weights.
+        `num_examples` is the sum of the weights. If a client lies, the masks hide which one it is:
+        the round has no sum, and nobody has failed.
         """
         weight = 0
         for update in updates:
@@ -115,15 +119,19 @@ class SecureSumming(Summing):
             return
         try:
             mean = self._unmasked(weight)
-        except ValueError as error:
+        except TooFew as error:
             failures += [Failure(client, f"secure sum: {error}") for client in there]
+        except ValueError as error:
+            self.spoilt = str(error)
+            self.strategy.event(self.round, "server", "no-sum", self.spoilt)
+            log.warning(f"round {self.round}: no sum: {self.spoilt}; the round changes nothing")
         else:
             yield ClientUpdate(SERVER, mean, weight, weight=1.0)
 
     def _unmasked(self, weight: int) -> Arrays:
-        """Return the mean of a round, whose weights sum up to `weight`; raises ValueError."""
+        """Return the mean of a round, whose weights sum up to `weight`; see `unmask`."""
         if why := self.server.too_few(self.server.uploaded):
-            raise ValueError(why)
+            raise TooFew(why)
         answers, failed = self._ask("unmask", self.server.uploads())
         total = self.server.unmask(answers)
         for failure in (*failed, *self.server.failures):  # not of the round: the update counts

@@ -30,6 +30,10 @@ Answers = Mapping[int, bytes]
 T = TypeVar("T")
 
 
+class TooFew(ValueError):
+    """More clients are missing than may be missing from a sum."""
+
+
 class SumServer:
     """One round of a secure sum; its methods are the steps, in their order.
 
@@ -81,11 +85,11 @@ class SumServer:
         return dict.fromkeys(self.uploaded, msgspec.msgpack.encode(self.uploaded))
 
     def unmask(self, answers: Answers) -> np.ndarray:
-        """Take the shares that clients give; return the sum, or raise ValueError."""
+        """Take the shares that clients give; return the sum; raises `TooFew`, ValueError."""
         given = self._read(answers, dict[int, Share])
         why = self.too_few(given)
         if self._total is None or why:
-            raise ValueError(why)
+            raise TooFew(why)
         needed = least(len(self.roster))
         places = {client: place for place, client in enumerate(sorted(self.roster), start=1)}
         factors: dict[tuple[int, ...], list[int]] = {}

@@ -78,6 +78,23 @@ def test_a_simulation_ends_at_once():
     assert ends([(3, 3)] * 3, devices=False) is None
 
 
+@pytest.mark.parametrize("devices", [True, False])
+def test_a_round_without_a_sum_counts_neither_as_success_nor_as_failure(devices):
+    """Only one client lies, but which is not known."""
+    judge, most = policy(num_rounds=9), 3 if devices else 1
+    for round_ in range(1, 6):
+        judge.apply(round_, "train", [], 4, 0, devices, "masks are left")
+        judge.apply(round_, "evaluate", [], 4, 0, devices)
+    all_fail = [Failure(c, "no luck") for c in range(4)]
+    for round_ in range(6, 5 + most):
+        judge.apply(round_, "train", all_fail, 4, 4, devices)
+        judge.apply(round_, "train", [], 4, 0, devices, "masks are left")
+    with pytest.raises(RunError, match=r"\(all failed\); client 0: no luck"):
+        judge.apply(8, "train", all_fail, 4, 4, devices)
+    with pytest.raises(RunError, match=r"^round 9: no round had a sum: masks are left"):
+        resumed(judge).apply(9, "train", all_fail[:1], 4, 1, devices, "masks are left")
+
+
 def test_a_client_that_fails_twice_is_one():
     judge = policy()
     judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, 1, False)

@@ -14,7 +14,8 @@ from fedapps.core.schema import literal
 from fedapps.device.device import Device
 from fedapps.engine import masking
 from fedapps.engine.rounds import Rounds
-from fedapps.secure.client import FILE
+from fedapps.secure.client import FILE, SumClient
+from fedapps.secure.shamir import SHARE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
 from fedapps.wire.serial_grid import SerialGrid
@@ -323,23 +324,55 @@ def test_a_vector_of_another_kind_costs_its_client(lying, uploads, read_csv, rea
 
 
 def larger(words):
-    words[1] += np.uint64(2**62)
+    words[1:2] += np.uint64(2**62)
     return words
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (
-            lambda words: words + np.uint64(2**40),
-            r"masks are left \(a weight of .*\): a client lies",
-        ),
-        (larger, r"the mean of .* is as large as .*at most 1e\+06"),
-    ],
-)
-def test_a_sum_that_cannot_be_one_ends_the_run(change, why, lying):
-    with pytest.raises(RunError, match=why):
-        lying("train", vector(change))
+MASKS_LEFT = r"masks are left \(a weight of .*\): a client lies"
+NO_SUMS = [
+    (lambda words: words + np.uint64(2**40), MASKS_LEFT),
+    (larger, r"the mean of .* is as large as .*at most 1e\+06"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), NO_SUMS)
+def test_a_liar_whom_the_masks_hide_costs_the_round_and_names_nobody(
+    change, why, lying, uploads, read_csv, read_rounds, read_model, capsys
+):
+    """However often: the others have not failed."""
+    changes = iter([lambda words: words, *[change] * 4])
+    folder = lying("train", lambda content: vector(next(changes))(content), "num-rounds=5")
+    events = read_csv(folder, "events.csv")
+    found = [(e["round"], e["client"], e["kind"]) for e in events]
+    assert found == [(f"{r}", "server", "no-sum") for r in range(2, 6)]
+    assert all(re.match(why, event["detail"]) for event in events)
+    assert [row["failures"] for row in read_rounds(folder)] == [0] * 5
+    is_mean(read_model(folder), plain_mean(uploads, 1))
+    assert re.search(f"warning: round 2: no sum: {why}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("change", "why"), NO_SUMS)
+def test_a_run_in_which_no_round_has_a_sum_fails_at_its_end(change, why, lying):
+    with pytest.raises(RunError, match=f"^round 2: no round had a sum: {why}"):
+        lying("train", vector(change), "num-rounds=2")
+
+
+@pytest.mark.parametrize("gone", [[], [1]])
+def test_false_shares_cost_the_round(gone, run, monkeypatch, uploads, read_csv, read_model):
+    failing(monkeypatch, {"train": gone})
+    unmask = SumClient._unmask
+
+    def false(own, request):
+        answer = msgspec.msgpack.decode(unmask(own, request))
+        if own.client == 0 and own.round == 2:
+            answer = {client: bytes(SHARE) for client in answer}
+        return msgspec.msgpack.encode(answer)
+
+    monkeypatch.setattr(SumClient, "_unmask", false)
+    folder = run()
+    found = [(e["client"], e["kind"]) for e in read_csv(folder, "events.csv")]
+    assert sorted(found) == [*((f"{c}", "failure") for c in gone), ("server", "no-sum")]
+    is_mean(read_model(folder), plain_mean(uploads, 1))
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"\x00", [1.0], "text"])
