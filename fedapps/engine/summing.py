@@ -18,7 +18,7 @@ from fedapps.engine.privacy_mode import RESTS_ON
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate, Failure
 from fedapps.models.layers import Arrays
-from fedapps.secure.client import FEWEST
+from fedapps.secure.client import FEWEST, STEPS
 from fedapps.secure.masks import LIMIT, decoded
 from fedapps.secure.server import SumServer, TooFew
 from fedapps.training.plan import Plan
@@ -200,13 +200,18 @@ class SecureSumming(Summing):
         return following
 
     def _ask(self, step: str, given: Mapping[int, bytes]) -> tuple[dict[int, bytes], list[Failure]]:
-        """Send what clients are given for a step; return their answers, and the failures."""
+        """Send what clients are given for a step; return their answers, and the failures.
+
+        All steps together wait as long as the training. Each has its own part of this, so that who
+        is slow in one leaves the others as much time as before.
+        """
         hosts = self.fleet.hosts([*given])
         messages = [
             pack_step(self.info, node, self.round, step, {c: given[c] for c in clients})
             for node, clients in hosts
         ]
-        asked, timeout = [clients for _, clients in hosts], self.strategy.settings.round_timeout
+        asked = [clients for _, clients in hosts]
+        timeout = self.strategy.settings.round_timeout / len(STEPS)
         answers, failures = answers_to(self.grid, messages, asked, timeout, unpack_step)
         for client, bytes_ in given.items():
             self._count(client, len(bytes_), len(answers.get(client, b"")))

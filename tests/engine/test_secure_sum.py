@@ -18,6 +18,7 @@ from fedapps.secure.client import FILE, SumClient
 from fedapps.secure.shamir import SHARE
 from fedapps.serial import run_serial
 from fedapps.wire.arrays import MASKED
+from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.serial_grid import SerialGrid
 from tests.support.devices import node_configs
 from tests.support.fake_grid import alter_replies
@@ -237,6 +238,20 @@ def test_a_round_without_a_sum_changes_nothing_on_devices(
     folder = device_run(3)
     assert [row["failures"] for row in read_rounds(folder)] == [0, 3]
     is_mean(read_model(folder), plain_mean(uploads, 1))
+
+
+def test_a_round_waits_three_times_at_most(run, monkeypatch):
+    """For training, for evaluation, and for the three other steps together."""
+    waits, send = {}, StreamingGrid.send_and_receive
+
+    def sent(grid, messages, *, timeout=None):
+        messages = list(messages)
+        waits.setdefault(messages[0].metadata.message_type, []).append(timeout)
+        return send(grid, messages, timeout=timeout)
+
+    monkeypatch.setattr(StreamingGrid, "send_and_receive", sent)
+    run("num-rounds=1 evaluate-every=1 round-timeout=300.0")
+    assert waits == {"query.step": [100.0] * 3, "train": [300.0], "evaluate": [300.0]}
 
 
 # Who lies -----------------------------------------------------------------------------------
