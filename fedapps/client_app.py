@@ -86,10 +86,14 @@ def ask(message: Message, context: Context) -> Message:
     """Answer the server's question for every client that the message names.
 
     A client that raises an error becomes a failure; the others still answer. Raises `RunError` if
-    clients add noise, because answers have none, and the client does not trust the server.
+    clients add noise, because answers have none, and the client does not trust the server; and on a
+    device with a budget, in which answers would not count.
     """
     asked = read_question(message)
-    space, _ = _place(context)
+    space, device = _place(context)
+    if device and device.budget is not None:
+        budget = f"dp-budget = {device.budget:g}"
+        raise RunError(f"{budget}: {asked.question}: answers get no noise; use another method")
     if (dp := space.settings.dp).by_clients:
         raise RunError(f'dp.mode = "{dp.mode}": {asked.question}: answers get no noise; use "none"')
     make = registry.client_class(space.settings.strategy)

@@ -82,9 +82,9 @@ class Device(NodeConfig):
             if self.client >= settings.num_clients:
                 most = settings.num_clients - 1
                 raise RunError(f"client-id = {self.client}: must be 0 to {most} (num-clients)")
+            spending.check(settings.dp, self.state_dir, self.budget, self.delta)
             claim(self.state_dir)
             initial.keep(settings, model, self.state_dir, self.model_key)
-            spending.check(settings.dp, self.state_dir, self.budget, self.delta)
             share = device_workspace(settings, self).population.share(self.client)
         except RunError as error:
             if (problem := told_to_server(error)) != str(error):
@@ -106,7 +106,7 @@ class Device(NodeConfig):
         differ, for example, in `head-layers` or in the method's own keys have separate states,
         because other layers can be personal in them: a server must not get a layer that an earlier
         run has promised to leave here. Raises `RunError` if another client has its state in the
-        same folder.
+        same folder, and before anything is touched if the run begins here beyond the budget.
         """
         settings = space.settings
         values = defaults() | dict(settings.flat)
@@ -117,12 +117,14 @@ class Device(NodeConfig):
         digest = hashlib.sha256(text).hexdigest()[:8]
         model = folder_name(settings.model)  # which can be a path, and comes from the server
         folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
-        claim(self.state_dir)
-        private(folder)
         run = info.run_id or info.run_dir
         now = StateRun(run, self.client, info.attempt, space.dataset.digest, settings.split == LAST)
         store = DeviceStore(folder, info.needed, owners(settings, self.client), run=now)
         before = store.state_run()
+        if before != now:
+            spending.check(settings.dp, self.state_dir, self.budget, self.delta)
+        claim(self.state_dir)
+        private(folder)
         if before == now:
             return store
         remove_left_over(self.state_dir)
@@ -159,10 +161,8 @@ class Device(NodeConfig):
     def _begin(self, store: "DeviceStore", client_state: str) -> None:
         """Begin a new run, and log which state of an earlier run was found."""
         version = store.begin(from_newest=client_state == "keep")
-        found = "found none"
-        if version is not None:
-            found = f"found the state of round {version} of an earlier run"
-        log.info("client %s: %ss state; %s", self.client, client_state, found)
+        found = "none" if version is None else f"the state of round {version} of an earlier run"
+        log.info("client %s: %ss state; found %s", self.client, client_state, found)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from fedapps import client_app
 from fedapps.core import config
 from fedapps.core.errors import RunError
-from fedapps.device import spending
+from fedapps.device import personalized, spending
 from fedapps.device.device import Device
 from fedapps.engine.accounting import alone, composed
 from fedapps.engine.rounds import Rounds
+from fedapps.wire.questions import pack_question
+from fedapps.wire.serial_grid import SerialGrid
+from tests.device.helpers import RUN as DEVICES
 from tests.device.helpers import left_out
 
 DELTA = 1e-5
@@ -84,6 +88,69 @@ def test_a_device_refuses_itself_beyond_its_budget(device_run, nodes, read_csv, 
     assert f"left out: {line}" in capsys.readouterr().out
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
     assert counts(nodes)[1] == {"1.0": 3}
+
+
+@pytest.fixture
+def heedless(monkeypatch):
+    """A server that asks all devices, whatever their greetings say of budgets."""
+    joined = Device._joined
+
+    def answer(device, *greeting):
+        with monkeypatch.context() as patch:
+            patch.setattr(spending, "check", lambda *_: None)
+            return joined(device, *greeting)
+
+    monkeypatch.setattr(Device, "_joined", answer)
+
+
+def files_of(node):
+    """What a device keeps: its states, whose run they are, and its personalized model."""
+    folder = Path(node["state-dir"])
+    found = [*folder.glob("*/*"), folder / personalized.FILE]
+    return {path: path.read_bytes() for path in found if not path.name.startswith("log")}
+
+
+@pytest.mark.parametrize("more", ["", 'dp.mode="none"', "dp.secret-noise=false"])
+def test_beyond_its_budget_a_device_is_not_scored_either(
+    more, device_run, nodes, read_csv, heedless
+):
+    """In another run, whose server heeds no greeting: nothing that it keeps is touched."""
+    own = 'strategy="fedper" evaluate-every=1 client-state="reset"'
+    nodes[1]["dp-budget"] = alone(1.0).epsilon(2, DELTA) + 1e-6
+    folder = device_run(RUN, own, "num-rounds=2")
+    assert "1" in {row["client"] for row in read_csv(folder, "clients.csv")}
+    before = files_of(nodes[1])
+    assert {path.name for path in before} >= {"run.json", personalized.FILE}
+    folder = device_run(RUN, own, more, "num-rounds=1")
+    events = [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert [row["client"] for row in events] == ["1", "1"]  # in training and evaluation
+    assert all(row["detail"].startswith("dp-budget = ") for row in events)
+    assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
+    assert files_of(nodes[1]) == before
+
+
+def test_a_run_that_has_used_a_budget_up_scores_the_device_to_its_end(device_run, nodes, read_csv):
+    """It has the personalized model of the last round, but is in no resumed run."""
+    own = 'strategy="fedper" evaluate-every=1 run-name="x"'
+    nodes[1]["dp-budget"] = alone(1.0).epsilon(1, DELTA) + 1e-6
+    folder = device_run(RUN, own, "num-rounds=2 checkpoint-every=1")
+    rows = [row for row in read_csv(folder, "clients.csv") if row["client"] == "1"]
+    assert {row["round"] for row in rows} == {"1", "2"}
+    before = files_of(nodes[1])
+    device_run(RUN, own, f'num-rounds=3 checkpoint-every=1 resume="{folder}"')
+    assert left_out(read_csv, folder).keys() == {"1"} and files_of(nodes[1]) == before
+
+
+def test_with_a_budget_a_device_answers_no_question(flat_config, nodes):
+    """Whatever the noise: answers have none, and are not counted."""
+    nodes[0]["dp-budget"] = 8.0
+    options = 'strategy="fedavg" dp.mode="central" dp.noise-multiplier=1.0 dp.secret-noise=true'
+    grid = SerialGrid(client_app.app, flat_config(DEVICES, options), 1)
+    (node,) = grid.get_node_ids()
+    grid.contexts[node].node_config = nodes[0]
+    sent = grid.push_messages([pack_question([0], node, "samples", "")])
+    with pytest.raises(RunError, match=r"^dp-budget = 8: samples: answers get no noise"):
+        grid.pull_messages(sent)
 
 
 @pytest.mark.parametrize("updates", [{"1.0": 3}, {"0.5": 1, "8.0": 100}, {"50.0": 7}])
