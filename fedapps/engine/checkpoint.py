@@ -39,8 +39,9 @@ _ABOUT = "about"  # key in the safetensors metadata
 class Best(msgspec.Struct, frozen=True):
     """The best mean of the personalized leading metric on validation samples so far.
 
-    `since` counts the evaluations after that round, and `diverged` the clients that the mean leaves
-    out because they diverged (None: an earlier version has not counted them).
+    `since` counts the evaluations after that round. In the mean, clients that diverged count as the
+    worst of the others. `diverged` is their number if they were the most, else 0: a few that say so
+    choose no round. (None: an earlier version has not counted them.)
     """
 
     score: float = -1.0
@@ -51,8 +52,8 @@ class Best(msgspec.Struct, frozen=True):
     def after(self, round_: int, score: float, metric: Metric, diverged: int) -> "Best":
         """Return the best round after one more evaluation; if two are equal, the earlier one.
 
-        Of rounds with different numbers of clients that `diverged`, the one with fewer is better: a
-        mean without the worst clients looks better than it is. A score that is not finite, which a
+        Of rounds in which most clients `diverged`, and others, the one with fewer is better: a mean
+        of a few clients looks better than it is. A score that is not finite, which a
         checkpoint cannot hold, is never the best.
         """
         before = diverged if self.diverged is None else self.diverged

@@ -22,6 +22,7 @@ from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report import directory
 from fedapps.report.report import Report, ReportState
+from fedapps.report.rows import Means
 
 SPENT = "releases.json"  # counts the releases under differential privacy that have begun
 
@@ -131,20 +132,22 @@ class Recovery:
         round_: int,
         strategy: BaseStrategy,
         report: Report,
-        score: float | None,
+        means: Means,
         diverged: int,
     ) -> None:
         """Write a checkpoint if one is due; raises `EarlyStop` if `patience` is used up.
 
-        `score` is the mean of the personalized leading metric, if the round was evaluated, and
-        `diverged` counts the clients that it leaves out because they diverged.
+        `means` are those of the round, if it was evaluated, and `diverged` counts the clients that
+        they leave out because they diverged.
         """
         s, last = self.settings, round_ == self.settings.num_rounds
         self.best_if_longer = None
         if last and not is_due(msgspec.structs.replace(s, num_rounds=round_ + 1), round_):
             self.best_if_longer = self.best
-        if s.evaluate_on == "validation" and score is not None:
-            self.best = self.best.after(round_, score, report.columns.lead, diverged)
+        if s.evaluate_on == "validation" and means.personalized is not None:
+            score, lead = means.with_the_worst(diverged), report.columns.lead
+            most = diverged if diverged > (means.evaluated or 0) else 0
+            self.best = self.best.after(round_, score, lead, most)
             if s.keep_best and self.best.round == round_:
                 # before the checkpoint, because a resumed run will not repeat this round
                 alone = ReportState(round=round_, seconds=report.seconds, tables={}, classes=[])

@@ -174,9 +174,10 @@ class Rounds:
             for update in (u for u in updates if self._is_of_phase(u.client)):
                 self.totals.add(update.checked.finetuned)
         self.report.round(self.totals.row(round_, self.strategy.phase(round_)))
-        score, failures = self.totals.means.personalized, self.exchange.failures
+        failures = self.exchange.failures
         diverged = {f.client for f in failures if f.client in those and DIVERGED in f.cause}
-        self.recovery.after_round(round_, self.strategy, self.report, score, len(diverged))
+        means = self.totals.means
+        self.recovery.after_round(round_, self.strategy, self.report, means, len(diverged))
 
     # Who is there -------------------------------------------------------------------------
 

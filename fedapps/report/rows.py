@@ -74,6 +74,12 @@ class Means:
     evaluated: int | None = None  # number of evaluated clients
     columns: Mapping[str, Value] = field(default_factory=dict)
 
+    def with_the_worst(self, more: int) -> float:
+        """Return the personalized mean if so many more clients were as bad as the worst one."""
+        mean, count = self.personalized or 0.0, self.evaluated or 0
+        worst = self.columns["least_personalized"] if more else None
+        return mean if worst is None else (count * mean + more * worst) / (count + more)
+
     def flat(self) -> dict[str, Any]:
         """Return the values by column of rounds.csv."""
         return {"evaluated": self.evaluated} | dict(self.columns)

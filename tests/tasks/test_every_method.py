@@ -8,6 +8,7 @@ from sklearn.metrics import mean_absolute_error, r2_score
 from fedapps.core import registry
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
+from fedapps.engine import checkpoint
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.method import rehearse
@@ -125,41 +126,69 @@ def test_a_run_keeps_the_round_of_the_least_error(tmp_path, serial_run, read_csv
     assert FinishedRun.open(folder / "best").round == 1 + int(np.argmin(scores))
 
 
-def test_a_round_whose_mean_leaves_a_diverged_client_out_is_no_better(
-    tmp_path, serial_run, read_summary, monkeypatch
-):
-    """The worst client diverges in the best round, whose mean is then still lower, or in all."""
+@pytest.fixture
+def diverging(tmp_path, serial_run, monkeypatch):
+    """Return run(where): (folder of a run, checkpoint's best), in which (round, client) diverge.
+
+    And the errors of a run in which nobody does: a row for each round, a column for each client.
+    """
     keys = (
         kinds.options(tmp_path, "regression"),
         'strategy="fedavg" num-rounds=4 lr=0.3 fraction-train=1.0 finetune-epochs=1',
         'evaluate-on="validation" validation-fraction=0.3 keep-best=true',
     )
     table = pd.read_csv(serial_run(*keys) / "clients.csv")
-    errors = table.pivot(index="round", columns="client", values="mae_personalized")
-    top = errors.mean(axis=1).idxmin()
-    worst = errors.loc[top].idxmax()
-    original, where = registry.client_class, {top}
+    original = registry.client_class
 
-    def client_class(name):
-        class Diverging(original(name)):
-            def personalize(self, plan):
-                done = super().personalize(plan)
-                if self.client == worst and plan.round in where:
-                    for values in self.model.parameters():
-                        values.data.fill_(np.nan)
-                return done
+    def run(where):
+        def client_class(name):
+            class Diverging(original(name)):
+                def personalize(self, plan):
+                    done = super().personalize(plan)
+                    if (plan.round, self.client) in where:
+                        for values in self.model.parameters():
+                            values.data.fill_(np.nan)
+                    return done
 
-        return Diverging
+            return Diverging
 
-    monkeypatch.setattr(registry, "client_class", client_class)
-    kept = FinishedRun.open(serial_run(*keys) / "best").round
-    assert kept == errors.drop(index=top).mean(axis=1).idxmin()
-    where |= {*errors.index}
-    folder = serial_run(*keys)
-    kept = FinishedRun.open(folder / "best").round
-    assert kept == errors.drop(columns=worst).mean(axis=1).idxmin()
-    summary = read_summary(folder)
-    assert (summary["evaluated"], summary["evaluated_of"]) == (3, 4)
+        monkeypatch.setattr(registry, "client_class", client_class)
+        folder = serial_run(*keys)
+        best = checkpoint.load(folder).progress.best
+        assert FinishedRun.open(folder / "best").round == best.round
+        return folder, best
+
+    return run, table.pivot(index="round", columns="client", values="mae_personalized")
+
+
+def test_one_diverging_client_chooses_no_round(diverging, read_summary):
+    """It counts as the worst of the others, who could say as much; the tables leave it out."""
+    run, errors = diverging
+    means = errors.mean(axis=1)
+    worst, liar = means.idxmax(), errors.loc[means.idxmin()].idxmin()
+    others = errors.drop(columns=liar)
+    counted = (others.sum(axis=1) + others.max(axis=1)) / 4
+    counted[worst] = means[worst]
+    assert counted.idxmin() != worst
+    folder, best = run({(round_, liar) for round_ in errors.index.drop(worst)})
+    assert (best.round, best.diverged) == (counted.idxmin(), 0)
+    assert best.score == pytest.approx(counted.min())
+    lowest = min(others.drop(index=worst).mean(axis=1).min(), means[worst])
+    assert read_summary(folder)["best_mae_personalized"] == pytest.approx(lowest)
+
+
+def test_a_round_in_which_most_clients_diverge_is_worse_than_others(diverging, read_summary):
+    """The client that is left has the least error of all."""
+    run, errors = diverging
+    top, least = errors.stack().idxmin()
+    folder, best = run({(top, client) for client in errors.columns if client != least})
+    means = errors.drop(index=top).mean(axis=1)
+    assert (best.round, best.diverged, best.score) == (means.idxmin(), 0, means.min())
+    assert read_summary(folder)["best_mae_personalized_round"] == top
+
+    _, best = run({(r, client) for r in errors.index for client in errors.columns[:3]})
+    alone = errors[errors.columns[3]]
+    assert (best.round, best.score, best.diverged) == (alone.idxmin(), alone.min(), 3)
 
 
 @pytest.mark.parametrize("kind", ["regression", "tokens"])
