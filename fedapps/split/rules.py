@@ -56,9 +56,10 @@ class Rules:
     """The rules of a round: which clients send how many batches of which shape, and how soon.
 
     `shapes[client]` is the shape of one smashed sample. `batches[client]` is the largest number of
-    batches in each of the `epochs`. `relays` has the names and shapes of the arrays that a client
-    sends when it is done. No magnitude may be above `largest`. The three timeouts are in seconds:
-    to join, between batches, and for the whole round.
+    batches in each of the `epochs`. A batch has at least `least` samples: of a single one, some
+    BatchNorms of the server's layers cannot make statistics. `relays` has the names and shapes of
+    the arrays that a client sends when it is done. No magnitude may be above `largest`. The three
+    timeouts are in seconds: to join, between batches, and for the whole round.
     """
 
     shapes: Mapping[int, tuple[int, ...]]
@@ -68,6 +69,7 @@ class Rules:
     batch_size: int
     dtype: torch.dtype
     torch_device: torch.device
+    least: int
     join_timeout: float
     step_timeout: float
     round_timeout: float
@@ -99,10 +101,11 @@ class Rules:
             return f"sent {', '.join(tensors) or 'nothing'}: expected data and labels"
         data, labels = tensors["data"], tensors["labels"]
         shape = (len(labels), *self.shapes[client]) if labels.dim() == 1 else None
-        if shape is None or data.shape != shape or not 0 < len(labels) <= self.batch_size:
+        fits = shape is not None and self.least <= len(labels) <= self.batch_size
+        if not fits or data.shape != shape:
             return (
-                f"sent data {tuple(data.shape)} and labels {tuple(labels.shape)}: expected up to "
-                f"{self.batch_size} samples of {self.shapes[client]}"
+                f"sent data {tuple(data.shape)} and labels {tuple(labels.shape)}: expected "
+                f"{self.least} to {self.batch_size} samples of {self.shapes[client]}"
             )
         if data.dtype != self.dtype or labels.dtype != torch.int64:
             return f"sent data as {data.dtype} and labels as {labels.dtype}"

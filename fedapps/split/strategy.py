@@ -288,6 +288,7 @@ class SplitStrategy(BaseStrategy):
             batch_size=s.batch_size,
             dtype=next(space.model.parameters()).dtype,
             torch_device=space.torch_device,
+            least=max(plan.stages[0].least for plan in plans.values()),
             join_timeout=s.join_timeout,
             step_timeout=s.step_timeout,
             round_timeout=s.round_timeout,

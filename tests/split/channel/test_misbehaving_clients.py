@@ -4,6 +4,7 @@ import math
 import re
 from threading import Event
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +35,8 @@ def spoiled(key, value):
 
 ONE = torch.ones(())
 FAULTS = {
-    "a side too short": (lambda t: t | {"data": t["data"][:, 1:]}, r"sent data \(4, .*expected up"),
-    "a dimension less": (lambda t: t | {"data": t["data"][..., 0]}, r"sent data \(4, .*expected u"),
+    "a side too short": (lambda t: t | {"data": t["data"][:, 1:]}, r"sent data \(4, .*expected 1"),
+    "a dimension less": (lambda t: t | {"data": t["data"][..., 0]}, r"sent data \(4, .*expected 1"),
     "fewer labels": (lambda t: t | {"labels": t["labels"][1:]}, r"and labels \(3,\)"),
     "no samples": (lambda t: {k: v[:0] for k, v in t.items()}, r"sent data \(0, .*labels \(0,\)"),
     "too many": (lambda t: {k: v.repeat_interleave(3, 0) for k, v in t.items()}, r"data \(12, "),
@@ -75,6 +76,30 @@ def test_a_batch_that_is_not_right_costs_its_client_only(world, fault):
     assert isinstance(result.outcome, ChannelError)
     assert str(result.outcome) == f"the server dropped this client: {result.session.lost[BAD]}"
     check_as_without(result, world())
+
+
+@pytest.mark.parametrize(("model", "refused"), [("conv4", True), ("lenet5", False)])
+def test_a_lone_sample_costs_its_client_only_if_a_batchnorm_needs_two(model, refused, world):
+    """The maps of conv4 end on one pixel, and its plan tells real clients to skip such a batch."""
+    options = f'model="{model}" fedfc.statistics="client"'
+    strategy = world(options)
+
+    def misbehave(plan):
+        with joined(plan) as link:
+            link.begin()
+            link.connection.send(Frame("data", BAD), batch(strategy, size=1))
+            link.connection.receive(BAD, "gradient", LONG)
+            link.connection.send(Frame("failed", BAD, text="enough"))
+
+    result = play(strategy, misbehave)
+    if not refused:
+        assert result.session.lost == {BAD: "enough"}
+        return
+    assert result.session.lost[BAD].startswith("sent data (1, ")
+    assert result.session.lost[BAD].endswith("expected 2 to 8 samples of (64, 4, 4)")
+    check_mean_of_updates(result, [0, 2])
+    for key, value in play(world(options)).arrays.items():
+        np.testing.assert_allclose(result.arrays[key], value, rtol=0, atol=1e-6, err_msg=key)
 
 
 @pytest.mark.parametrize(("frames", "reason"), [

@@ -19,7 +19,7 @@ def rules(**changes):
     """What is due from clients 0 and 1: two epochs of two batches of up to four pairs."""
     known = {
         "shapes": {0: (2,), 1: (2,)}, "batches": {0: 2, 1: 2}, "epochs": 2, "classes": 3,
-        "batch_size": 4, "dtype": torch.float32, "torch_device": torch.device("cpu"),
+        "batch_size": 4, "dtype": torch.float32, "torch_device": torch.device("cpu"), "least": 1,
         "join_timeout": LONG, "step_timeout": LONG, "round_timeout": LONG,
     }  # fmt: skip
     return Rules(**known | changes)
