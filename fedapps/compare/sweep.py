@@ -16,13 +16,15 @@ from pathlib import Path
 from fedapps.compare.grid import Point
 from fedapps.compare.progress import Progress
 from fedapps.compare.workers import Worker, stop
-from fedapps.core import changes, config
-from fedapps.core.errors import RunError
+from fedapps.core import changes, config, log, registry
+from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import alone, writing
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.stopping import TWICE
-from fedapps.engine import checkpoint, resume
+from fedapps.engine import checkpoint, fingerprints, resume
 from fedapps.report import directory
+from fedapps.report.about import fingerprints_of
+from fedapps.training.workspace import Workspace
 
 LOGS = "logs"  # folder of the output of runs; a finished run has its log in its own folder
 LOOK = 0.5  # seconds between updates of the progress
@@ -46,8 +48,9 @@ class Sweep:
     def run(self) -> None:
         """Run all points that have not finished.
 
-        Raises `RunError`, before anything is run, if a folder has another run, or if another
-        process works there. Raises `KeyboardInterrupt` on Ctrl-C or SIGTERM, after ending all runs.
+        Raises `RunError`, before anything is run, if a folder has another run, or a finished one of
+        other samples or code, or if another process works there. Raises `KeyboardInterrupt` on
+        Ctrl-C or SIGTERM, after ending all runs.
         """
         todo = [point for point in self.points if not self._is_done(point)]
         at_once = min(self.jobs, len(todo))
@@ -70,7 +73,10 @@ class Sweep:
                 stop(workers)
 
     def _is_done(self, point: Point) -> bool:
-        """Tell whether a run has finished; raises `RunError` if another one is in its folder."""
+        """Tell whether a run has finished; raises `RunError` if another one is in its folder.
+
+        Runs that have not finished are resumed, which looks for other samples and code by itself.
+        """
         folder = self.folder / point.name
         if not folder.exists() or not [*folder.glob("[!.]*")]:  # the run has not begun
             return False
@@ -82,11 +88,13 @@ class Sweep:
                 raise RunError(
                     f"{folder} has a run with other settings: {told}; use another --output"
                 )
-        return directory.has_finished(folder)
+        if finished := directory.has_finished(folder):
+            _check_same(folder, point.flat)
+        return finished
 
     def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]", at_once: int) -> str:
         """Run a point, one of `at_once`; return why it failed, or "" if it did not."""
-        folder, log = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
+        folder, said = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
         worker = idle.get()
         try:
@@ -96,14 +104,25 @@ class Sweep:
                 with resume.alone(folder):
                     pass  # over NFS, a file that is open could not be deleted
                 shutil.rmtree(folder)
-            worker.run(flat, log, at_once=at_once)
-            log.unlink()
+            worker.run(flat, said, at_once=at_once)
+            said.unlink()
             return ""
         except (RunError, OSError) as error:
             self.failed[point.label] = str(error)
             return str(error)
         finally:
             idle.put(worker)
+
+
+def _check_same(folder: Path, flat: Mapping[str, Scalar]) -> None:
+    """Raise `RunError` if a run would now have other samples, code or initial values."""
+    settings = config.read({**flat, "device": "cpu"})  # this process trains nothing
+    with without_lines(log.logger.name, lambda _: True):  # its warnings are in the run's log
+        strategy = registry.strategy_class(settings.strategy)(Workspace(settings))
+    if told := fingerprints.told(fingerprints_of(folder), fingerprints.fingerprints(strategy)):
+        raise RunError(
+            f"{folder}: {told} since this run; put back what was there, or use another --output"
+        )
 
 
 @contextmanager

@@ -46,6 +46,13 @@ def changed(before: Fingerprints, now: Fingerprints) -> list[str]:
     return [NAMES[name] for name in ours if name not in MODEL or not _alike(before, now)]
 
 
+def told(before: Fingerprints, now: Fingerprints) -> str:
+    """Say in words what has `changed`, as in `the samples have changed`; "" if nothing has."""
+    found = changed(before, now)
+    has = "has" if found == [NAMES["code"]] else "have"
+    return f"{' and '.join(found)} {has} changed" if found else ""
+
+
 def last_digits(before: Fingerprints, now: Fingerprints) -> bool:
     """Tell whether the models differ, but only in last digits, as on another type of processor."""
     differ = any(before.get(name) != now.get(name) for name in MODEL)

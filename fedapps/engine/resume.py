@@ -175,11 +175,9 @@ def check_fingerprints(folder: Path, strategy: BaseStrategy) -> None:
     Warns if only last digits of the initial values differ.
     """
     then, now = fingerprints_of(folder), fingerprints.fingerprints(strategy)
-    if found := fingerprints.changed(then, now):
-        has = "has" if found == [fingerprints.NAMES["code"]] else "have"
+    if told := fingerprints.told(then, now):
         raise RunError(
-            f"{folder}: {' and '.join(found)} {has} changed since the run began; put back what was"
-            " there, or start a new run"
+            f"{folder}: {told} since the run began; put back what was there, or start a new run"
         )
     if fingerprints.last_digits(then, now):
         sketch.tell("those with which the run began")

@@ -16,6 +16,7 @@ import pytest
 from fedapps.compare import progress, workers
 from fedapps.compare import sweep as sweep_
 from fedapps.compare.grid import Point
+from fedapps.core.errors import RunError
 from fedapps.core.files import held
 
 pytestmark = pytest.mark.slow
@@ -269,6 +270,33 @@ def test_the_folder_of_a_sweep_is_refused_to_another_one_and_to_other_settings(w
     assert (other["status"], other["out"]) == (1, "")
     told = "has a run with other settings: lr is 0.06 there and 0.05 here; use another --output"
     assert other["err"] == f"error: {changed.parent} {told}\n"
+
+
+@pytest.mark.parametrize(("what", "told"), [
+    ("data", "the samples have"),
+    ("code", "the method's code has"),
+    ("own-model", "the model's code or initial values have"),
+])  # fmt: skip
+def test_a_finished_run_of_other_data_or_code_is_not_taken(
+    what, told, serial_run, flat_config, tmp_path, monkeypatch
+):
+    """It would be compared with runs that were made with what is there now."""
+    monkeypatch.setattr(workers, "SPAWN", None)  # nothing is run
+    model = tmp_path / "mine.py"
+    build = "Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, *outputs.shape))"
+    model.write_text(f"from torch import nn\n\ndef make(inputs, outputs):\n    return nn.{build}\n")
+    keys = f'model="{model}"'
+    point = Point("mine", flat_config(keys))
+    folder = serial_run(keys, 'run-name="mine"')
+    sweep_.Sweep(folder.parent, [point], jobs=1).run()
+
+    about = folder / "run.json"
+    then = json.loads(about.read_text("utf-8"))
+    then["fingerprints"] |= {what: "another"} | ({"sketch": ""} if what == "own-model" else {})
+    about.write_text(json.dumps(then))
+    line = f"^{folder}: {told} changed since this run; put back what was there, or use another --o"
+    with pytest.raises(RunError, match=line):
+        sweep_.Sweep(folder.parent, [point], jobs=1).run()
 
 
 def test_a_run_of_another_process_is_not_deleted(tmp_path, monkeypatch):
