@@ -31,7 +31,7 @@ from fedapps.device.waiting import shorten_backoff
 from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation
-from fedapps.engine.fingerprints import fingerprints
+from fedapps.engine.fingerprints import fingerprints, outdated
 from fedapps.engine.rounds import Rounds
 from fedapps.models import own
 from fedapps.models.adapters import saves_nothing
@@ -94,7 +94,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     strategy = strategy_class(space)
     rounds = Rounds(strategy)  # checks the strategy, before there is a run directory
     federation = Federation(rounds)  # and this the budget of privacy
-    for note in unused.notes(strategy):
+    for note in [*unused.notes(strategy), *outdated(strategy)]:
         log.warning("%s", note)
     reporting = _reporting(rounds, federation, context.run_config)
     with reporting as report, federation.recorded(report):

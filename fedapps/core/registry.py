@@ -7,8 +7,11 @@ can also define `Settings`, with the keys of the method's run-config table.
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +21,8 @@ from fedapps.core.words import did_you_mean
 
 # Packages above this one: methods are found in them by name.
 STRATEGIES, CLIENTS = "strategies", "clients"
+# Of each module in them: its spec, which is another one once it is reloaded, and what its file was.
+_loaded: dict[str, tuple[object, bytes]] = {}
 
 
 @cache
@@ -67,15 +72,37 @@ def check(name: str) -> None:
         raise RunError(f'strategy = "{name}": {hint}must be one of {", ".join(names())}')
 
 
+def file_of(module: str) -> Path:
+    """Return the file of a loaded module."""
+    return Path(str(sys.modules[module].__file__))
+
+
+def loaded(module: str) -> bytes:
+    """Return the file of a method's module as this process has loaded it.
+
+    A notebook keeps the code that it has loaded, whatever is written into the file afterwards.
+    """
+    spec = sys.modules[module].__spec__
+    if module not in _loaded or _loaded[module][0] is not spec:
+        _loaded[module] = spec, file_of(module).read_bytes()
+    return _loaded[module][1]
+
+
 def _module(package: str, name: str) -> ModuleType:
     check(name)
     path = f"{package}.{name}"
     try:
-        return importlib.import_module(path)
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
         raise RunError(f"{path}: no such module; method {name} needs it") from error
+    if path not in _loaded:
+        for other in [*sys.modules]:  # it may have loaded other ones
+            if other.startswith((STRATEGIES + ".", CLIENTS + ".")):
+                with suppress(OSError):  # its file is gone
+                    loaded(other)
+    return module
 
 
 def _own_class(module: ModuleType, base: type, name: str) -> type:

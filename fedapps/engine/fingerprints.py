@@ -2,9 +2,7 @@
 
 import ast
 import hashlib
-import inspect
 from collections.abc import Iterable
-from pathlib import Path
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
@@ -28,11 +26,10 @@ _DESCRIBED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def fingerprints(strategy: BaseStrategy) -> Fingerprints:
     """Return the fingerprints of a run by their `NAMES`; devices do not tell that of their data."""
     space = strategy.workspace
-    name, model = space.settings.strategy, own.file_of(space.settings.model)
-    classes = {*type(strategy).__mro__, *registry.client_class(name).__mro__}
-    about_model = _code([model] if model else [])
+    model = own.file_of(space.settings.model)
+    about_model = _code([model.read_bytes()] if model else [])
     found = {
-        "code": _code(path for cls in classes if (path := _file(cls))),
+        "code": _code(map(registry.loaded, _modules(strategy))),
         "own-model" if model else "model": _short(space.resident.fingerprint, about_model),
         SKETCH: f"{space.resident.sketch} {about_model}",
     }
@@ -64,16 +61,27 @@ def _alike(before: Fingerprints, now: Fingerprints) -> bool:
     return then[2] == here[2] and alike(here[0], then[0])  # the code; the values
 
 
-def _file(cls: type) -> Path | None:
-    """Return the file of a class of a method; None for other classes."""
-    if cls.__module__.partition(".")[0] not in (registry.STRATEGIES, registry.CLIENTS):
-        return None
-    return Path(inspect.getfile(cls))
+def outdated(strategy: BaseStrategy) -> list[str]:
+    """Say which files of a method are others now than those that this process has loaded."""
+    names = sorted(_modules(strategy))
+    return [
+        f"{file} has changed since this process loaded it, and the run uses, and records, what was"
+        " loaded; to use the file, restart the process (in a notebook, the kernel)"
+        for name in names
+        if (file := registry.file_of(name)).is_file() and file.read_bytes() != registry.loaded(name)
+    ]
 
 
-def _code(files: Iterable[Path]) -> str:
+def _modules(strategy: BaseStrategy) -> set[str]:
+    """Return the modules of a method's two classes, and of those that they are made from."""
+    client = registry.client_class(strategy.settings.strategy)
+    names = {cls.__module__ for cls in (*type(strategy).__mro__, *client.__mro__)}
+    return {n for n in names if n.partition(".")[0] in (registry.STRATEGIES, registry.CLIENTS)}
+
+
+def _code(files: Iterable[bytes]) -> str:
     """Return a digest of Python files; comments, docstrings and the layout do not count."""
-    return _short(*sorted(_tree(ast.parse(path.read_bytes())) for path in {*files}))
+    return _short(*sorted(_tree(ast.parse(file)) for file in files))
 
 
 def _tree(node: object) -> str:

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 import fedapps
 from clients.fedper import FedPerClient
 from fedapps import serial
-from fedapps.core import log
+from fedapps.core import log, registry
 from fedapps.report.report import Report
 from tests.support import ROOT, kinds
 
@@ -383,6 +383,65 @@ def test_nor_into_a_best_round_whose_tables_are_asked_for_first(run, mode):
         assert len(best.rounds) > 0
         assert torch.equal(torch.get_rng_state(), drawn)
         assert best.predict_proba(0, sample).tolist() == wanted.tolist()
+
+
+METHOD = """
+from fedapps.method import BaseStrategy
+
+
+class Mine(BaseStrategy):
+    citation = "nobody"
+    exchanges = "everything"
+
+    def plan(self, round_, client):
+        names = self.layout.names
+        return self.exchange(round_, names, self.stage(round_, names))
+"""
+CLIENT = """
+from fedapps.method import BaseClient
+
+
+class MineClient(BaseClient):
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The two files of a method that is called `mine`."""
+    files = {"strategies": METHOD, "clients": CLIENT}
+    for package, code in files.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "mine.py").write_text(code)
+        path = [*importlib.import_module(package).__path__, str(tmp_path / package)]
+        monkeypatch.setattr(sys.modules[package], "__path__", path)
+    registry.names.cache_clear()
+    yield [tmp_path / package / "mine.py" for package in files]
+    registry.names.cache_clear()
+    for package in files:
+        sys.modules.pop(f"{package}.mine", None)
+
+
+def test_the_record_of_a_run_is_of_the_code_that_was_loaded(run, mine):
+    """A notebook keeps the code of its first run, whatever is written into the files since."""
+
+    def done():
+        found = run(strategy="mine")
+        lines = (found.path / "log.txt").read_text("utf-8").splitlines()
+        about = json.loads((found.path / "run.json").read_text("utf-8"))
+        return about["fingerprints"]["code"], [line for line in lines if "this process" in line]
+
+    first, told = done()
+    assert told == []
+    for number, file in enumerate(mine, 1):
+        file.write_text(file.read_text().replace("class ", "OTHER = 1\n\n\nclass "))
+        again, told = done()
+        assert again == first
+        assert len(told) == number and any(str(file) in line for line in told)
+    for package in ("strategies", "clients"):
+        importlib.reload(sys.modules[f"{package}.mine"])
+    now, told = done()
+    assert told == [] and now != first
 
 
 def in_thread(run, **keys):

@@ -26,18 +26,12 @@ TREE = (
 )
 
 
-@pytest.fixture
-def digest(tmp_path):
-    """Return digest(code) -> the fingerprint of a file."""
-
-    def of(code):
-        (tmp_path / "x.py").write_text(code)
-        return _code([tmp_path / "x.py"])
-
-    return of
+def digest(code):
+    """Return the fingerprint of a file."""
+    return _code([code.encode()])
 
 
-def test_a_fingerprint_is_the_same_in_each_version_of_python(digest):
+def test_a_fingerprint_is_the_same_in_each_version_of_python():
     """Texts with expressions inside are where `ast.unparse` has changed."""
     assert digest(CODE) == hashlib.sha256(TREE.encode()).hexdigest()[:16] == "402f5e9ee5598877"
 
@@ -50,11 +44,11 @@ def test_a_fingerprint_is_the_same_in_each_version_of_python(digest):
     ("None", "False", False),
     ('""', "None", False),
 ])  # fmt: skip
-def test_what_counts_of_code(old, new, same, digest):
+def test_what_counts_of_code(old, new, same):
     assert (digest(CODE.replace(old, new)) == digest(CODE)) == same
 
 
-def test_docstrings_do_not_count_but_other_texts_do(digest):
+def test_docstrings_do_not_count_but_other_texts_do():
     """A release that explains a method better must not end the runs that are going on."""
     told = 'async def told(self):\n        """{0}"""\n        {1}'
     code = f'"""{{0}}"""\nclass A:\n    """{{0}}"""\n    {told}'

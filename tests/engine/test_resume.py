@@ -234,9 +234,11 @@ def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path
     monkeypatch.setattr(Path, "read_bytes", lambda path: edits.get(path) or read(path))
     for source in sources:
         edits[source] = read(source) + b"\nOTHER = 1\n"
+        monkeypatch.setattr(registry, "_loaded", {})  # as in a new process
         with pytest.raises(RunError, match=r"code.* ha(s|ve) changed since the run began"):
             resumed(folder)
         edits[source] = b"# only a comment\n" + read(source)
+    monkeypatch.setattr(registry, "_loaded", {})
     resumed(folder)
 
 
