@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedapps.core import changes, config
+from fedapps.core import changes, config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
@@ -132,9 +132,16 @@ def read(folder: Path, metric: str = AUTO) -> Run:
         raise RunError(
             f"{folder} is not a run directory: rounds.csv, summary.json: {reason}"
         ) from error
-    settings, rounds = changes.counting(flat), rounds.astype({"round": int})
+    settings, rounds = _read_by_method(flat), rounds.astype({"round": int})
     found = fingerprints_of(folder)
     return Run(folder, folder.name, settings, rounds, summary, task, found)
+
+
+def _read_by_method(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings that a run's results depend on, without those that its method ignores."""
+    counting = changes.counting(flat)
+    unused = registry.unused(str(counting["strategy"]), flat)
+    return {key: value for key, value in counting.items() if key not in unused}
 
 
 def found(folders: Iterable[Path]) -> Iterator[Path]:
@@ -184,7 +191,7 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     for name in dict.fromkeys([*rounds.columns, *_newcomers(run.metric)]):  # in this order
         if name in figures:
             rounds.loc[len(rounds) - 1, name] = figures[name]
-    counting = changes.counting(config.defaults() | config.stored(folder) | settings)
+    counting = _read_by_method(config.defaults() | config.stored(folder) | settings)
     if folder != run.folder:  # to distinguish it from an evaluation of the last round
         counting["keep-best"] = True
     about = {"finished": True, "versions": run.summary.get("versions", {})}

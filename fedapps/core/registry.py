@@ -64,6 +64,20 @@ def method_settings(name: str, flat: Mapping[str, Scalar]) -> Any:
     return convert(own, cls, name + ".")
 
 
+def unused(name: str, flat: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the keys that method `name` does not read, as far as its own keys tell.
+
+    There are none where it depends on the model, or if the method is not here or does not work.
+    """
+    try:
+        cls = strategy_class(name)
+        strategy = cls.__new__(cls)  # not made, for which it needs data and a model
+        strategy.options = method_settings(name, flat)
+        return tuple(strategy.unused)
+    except Exception:  # the author's code can raise anything
+        return ()
+
+
 def check(name: str) -> None:
     """Raise `RunError` if there is no method `name`."""
     if name not in names():

@@ -285,6 +285,25 @@ def test_the_settings_that_differ_are_columns_and_nothing_else(made, compare):
     assert not {"momentum", "threads"} & set(compared.groups)
 
 
+def test_a_key_that_a_method_does_not_read_is_not_told_of_it(made, compare):
+    """FedALA never fine-tunes, and pFedMe with `local-rounds` has no epochs either."""
+    both = "finetune-epochs=2 local-epochs=3"
+    runs = [
+        made("a", f"strategy=fedavg {both}"),
+        made("b", f"strategy=fedala {both}"),
+        made("c", "strategy=fedala local-epochs=3 seed=1"),
+        made("d", f"strategy=pfedme {both} pfedme.local-rounds=3"),
+    ]
+    gone = made("e", "strategy=fedavg seed=2")  # a method that is not on this machine
+    about = gone / "config.toml"
+    about.write_text(about.read_text("utf-8").replace('"fedavg"', '"nobodys"'), "utf-8")
+    groups = compare(*runs, gone).groups
+    assert [*groups["strategy"]] == ["fedavg", "fedala", "pfedme", "nobodys"]
+    assert [*groups["seeds"]] == ["0", "0-1", "0", "2"]  # nothing that b and c read differs
+    assert [*groups["finetune-epochs"].fillna(-1)] == [2, -1, -1, 5]
+    assert [*groups["local-epochs"].fillna(-1)] == [3, 3, -1, 5]
+
+
 def test_where_many_settings_and_accuracies_differ_every_word_can_be_read(made, compare):
     further = dict.fromkeys(
         ("accuracy_last_local", "accuracy_without_head", "accuracy_global"), 0.25
