@@ -135,6 +135,8 @@ def _different_samples(groups: Sequence[Group]) -> Iterator[str]:
         known = {name: values[key] for name, values in data.items() if key in values}
         if len({*known.values()}) > 1:
             values = {name: shown(by_name[name], key) for name in known}
+            if len({*values.values()}) == 1:  # files of one name
+                values = {name: str(value) for name, value in known.items()}
             yield f"not the same samples: {key} is {_listed(values)}"
 
 

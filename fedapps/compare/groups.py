@@ -1,7 +1,7 @@
 """Group runs that differ only in their seed, and find the settings that distinguish groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, product
 from string import ascii_uppercase
@@ -69,16 +69,27 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ only in the seed; groups are in the order of their first runs.
 
     If a group has finished runs, only these count. Of several runs with the same seed, only the
-    first counts. Runs that have not scored a round yet are in no group.
+    first counts. Runs that have not scored a round yet are in no group. The same data count as one
+    data set, whatever their paths.
     """
     by_settings: dict[frozenset[tuple[str, Scalar]], list[Run]] = {}
-    for run in runs:
+    for run in _named_by_data(runs):
         if len(run.scored):
             rest = {key: value for key, value in run.settings.items() if key != SEED}
             by_settings.setdefault(frozenset(rest.items()), []).append(run)
     return [
         _group(name, members) for name, members in zip(_names(), by_settings.values(), strict=False)
     ]
+
+
+def _named_by_data(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs; of those with the same samples, all have the data set's first name."""
+    names: dict[str, Scalar] = {}
+    for run in runs:
+        name, digest = run.settings["dataset"], run.fingerprints.get("data")
+        first = names.setdefault(digest, name) if digest else name
+        same = first == name
+        yield run if same else replace(run, settings={**run.settings, "dataset": first})
 
 
 def differing(groups: Sequence[Group]) -> list[str]:

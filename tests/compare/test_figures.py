@@ -257,6 +257,23 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
 
 
+def test_the_same_data_at_two_paths_are_the_same_samples(made, compare):
+    """As after a move, or on two machines; the same path is not needed, nor is it enough."""
+    at = {
+        "a": ("/old/mine.npz", "lr=0.1 seed=0"), "b": ("/new/mine.npz", "lr=0.1 seed=1"),
+        "c": ("/new/mine.npz", "lr=0.5 seed=0"), "d": ("/else/mine.npz", "lr=0.5 seed=0"),
+    }  # fmt: skip
+    folders = [made(name, f'dataset="{path}" {keys}') for name, (path, keys) in at.items()]
+    for folder, data in zip(folders, "xxxy", strict=True):
+        (folder / "run.json").write_text(json.dumps({"fingerprints": {"data": data}}))
+    compared = compare(*folders[:3])
+    assert [*compared.groups["seeds"]] == ["0-1", "0"]
+    assert compared.cells("personalized accuracy, difference").keys() == {"", "B - A"}
+    assert "not the same" not in compared.out
+    told = "not the same samples: dataset is /old/mine.npz (A, B), /else/mine.npz (C)\n"
+    assert told in compare(*folders).out
+
+
 def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(made, compare):
     first = made("other", "alpha=0.4")
     for strategy, clients in (("fedavg", 5), ("fedper", 4)):
