@@ -8,13 +8,14 @@ process had them in its cache.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedapps.core.cache import ByteCache
+from fedapps.core.words import some
 from fedapps.models.grouping import children_by_layer
 from fedapps.models.layers import Slice
 from fedapps.models.modes import eval_mode, freeze_all_but
@@ -64,7 +65,7 @@ class Trainer:
         that stays the same can serve later rounds; with None, they serve one stage only.
 
         Raises `RunError` for a layer that the model does not have, and ValueError for a stage that
-        cannot be executed as it says (`check`, `Stage.passes`).
+        cannot be executed as it says (`check`, `Stage.passes`), or an `anchor` with too little.
         """
         done, epoch, known = TrainingStats(), 0, thresholds or {}
         self.model.zero_grad()  # a client that failed can have left gradients
@@ -177,11 +178,22 @@ class Trainer:
         self, stages: tuple[Stage, ...], given: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
         pulled = self.layout.keys_of(tuple(name for s in stages if s.prox_mu for name in s.layers))
+        now = {key: value for key, value in self.model.named_parameters() if key in pulled}
+        check_anchor(given, now)
         return {
             key: value.detach().clone() if given is None else given[key].to(value.device)
-            for key, value in self.model.named_parameters()
-            if key in pulled
+            for key, value in now.items()
         }
+
+
+def check_anchor(anchor: Mapping[str, Tensor] | None, pulled: Iterable[str]) -> None:
+    """Raise ValueError if `Objective.anchor` lacks parameters that the proximal term pulls."""
+    missing = [key for key in pulled if anchor is not None and key not in anchor]
+    if missing:
+        raise ValueError(
+            f"anchor has no {some(missing)}: prox_mu pulls all parameters of its stage's layers; "
+            "give them all, or leave anchor out"
+        )
 
 
 def threshold_of(stage: Stage, known: Thresholds) -> Threshold | None:

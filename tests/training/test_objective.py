@@ -202,6 +202,14 @@ def test_a_pull_is_the_gradient_of_half_the_squared_distance():
     close_to(q.grad, torch.tensor([9.0 + 0.5 * 4.0]))
 
 
+def test_an_anchor_without_what_is_pulled_is_one_line_that_names_it(trainer, data):
+    half = {"b.weight": torch.zeros(4, 5), "c.bias": torch.zeros(CLASSES)}
+    stages = (stage("bc", prox_mu=0.5), stage("a"))
+    with pytest.raises(ValueError, match=r"^anchor has no b\.bias, c\.weight: prox_mu pulls all"):
+        trainer.train(data, stages, DRAW, Objective(anchor=half))
+    trainer.train(data, (stage("b"), stage("a")), DRAW, Objective(anchor=half))  # nothing is pulled
+
+
 def test_swapped_values_are_trained_in_the_model_s_place():
     p, beside = nn.Parameter(torch.ones(2)), torch.full((2,), 5.0)
     with pytest.raises(ZeroDivisionError), swapped([p], [beside]):

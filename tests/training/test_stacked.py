@@ -237,6 +237,16 @@ def test_a_loss_of_ones_own_and_an_anchor():
     check(trainer, stages, [*clients_of(trainer, "mlp", Objective(loss, anchor=anchor))])
 
 
+def test_an_anchor_without_what_is_pulled_is_refused_as_alone():
+    trainer = trainer_of("mlp")
+    key, *others = trainer.layout.keys_of(trainer.layout.names)
+    objective = Objective(anchor={other: trainer.model.state_dict()[other] for other in others})
+    stages = tuple(stages_of(trainer, [{"prox_mu": 0.5}]))
+    lessons = [*clients_of(trainer, "mlp", objective)]
+    with pytest.raises(ValueError, match=f"^anchor has no {key}: "):
+        Group(trainer, len(lessons), {}).train(stages, lessons)
+
+
 def test_a_loss_that_reads_the_model_is_not_trusted():
     trainer = trainer_of("mlp")
 

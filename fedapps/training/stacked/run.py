@@ -20,7 +20,7 @@ from fedapps.training.optimizers import Optimizer, optimizer
 from fedapps.training.plan import Stage
 from fedapps.training.stacked.model import StackedModel, stack
 from fedapps.training.stacked.schedule import Batch, Schedule, Steps
-from fedapps.training.trainer import Trainer, threshold_of
+from fedapps.training.trainer import Trainer, check_anchor, threshold_of
 
 
 @dataclass
@@ -67,7 +67,10 @@ class GroupRun:
         """
         layout, epoch = self.trainer.layout, 0
         pulled = layout.keys_of(tuple(name for s in stages if s.prox_mu for name in s.layers))
-        for key in layout.parameters.intersection(pulled):
+        pulled = tuple(key for key in pulled if key in layout.parameters)
+        for own in self.lessons:
+            check_anchor(own.objective.anchor, pulled)
+        for key in pulled:
             given = [(own.objective.anchor or {}).get(key) for own in self.lessons]
             values = [value for value in given if value is not None]
             now = self.entries[key]
