@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from fedapps.cli.tables import Column, show
 from fedapps.core.errors import RunError
-from fedapps.core.words import did_you_mean
+from fedapps.core.words import key_meant
 
 COLUMNS = (Column("key", 26), Column("default", 18), Column("meaning"))
 
@@ -46,7 +46,7 @@ def rows(words: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     known = table()
     chosen = [key for key in known if not words or any(word in key.name for word in words)]
     if not chosen:
-        hint = did_you_mean(words[0], [key.name for key in known])
+        hint = key_meant(words[0], [key.name for key in known])
         raise RunError(f"no key has {' or '.join(words)} in its name{hint}")
     for key in chosen:
         yield key.name, key.default, f"{key.meaning} [{key.kind}]"

@@ -10,7 +10,7 @@ from typing import Any
 from fedapps.core import changes, config, options
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
-from fedapps.core.words import did_you_mean, span
+from fedapps.core.words import key_meant, span
 
 MOST_SEEDS = 1000  # in one list of seeds; more are a slip of the finger
 OUTPUT = "use --output for the folder"
@@ -39,7 +39,7 @@ class Axis:
         key, _, listed = (part.strip() for part in text.partition("="))
         known = config.defaults()
         if key not in known:
-            hint = did_you_mean(key, known) if key else ""
+            hint = key_meant(key, known) if key else ""
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
         if key in ITSELF:
             raise RunError(f"axis {text}: the sweep sets {key} itself; {ITSELF[key]}")

@@ -23,7 +23,7 @@ from fedapps.core.options import LATEST
 from fedapps.core.paths import APP, absolute, expanded
 from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
-from fedapps.core.words import did_you_mean
+from fedapps.core.words import key_meant
 
 DEVICE = "device"  # value of the key dataset: every client is a device with its own data
 NAME_MAX = 255  # bytes of a name, on most file systems
@@ -110,7 +110,7 @@ def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     known = defaults()
     for key in changes:
         if key not in known:
-            raise RunError(f"unknown key {key}{did_you_mean(key, known)}; {ALL_KEYS}")
+            raise RunError(f"unknown key {key}{key_meant(key, known)}; {ALL_KEYS}")
     return known | resumed_from(changes) | dict(changes)
 
 

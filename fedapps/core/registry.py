@@ -81,7 +81,7 @@ def unused(name: str, flat: Mapping[str, Scalar]) -> tuple[str, ...]:
 def check(name: str) -> None:
     """Raise `RunError` if there is no method `name`."""
     if name not in names():
-        close = did_you_mean(name, names())
+        close = did_you_mean(name.casefold(), names())
         hint = f"unknown{close}; " if close else ""
         raise RunError(f'strategy = "{name}": {hint}must be one of {", ".join(names())}')
 

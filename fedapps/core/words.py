@@ -6,6 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 MOST_NAMED = 5  # a message names at most so many things
+# Keys by what other libraries call them, also in short (PFLlib's -gr).
+ELSEWHERE = {
+    "algo": "strategy", "algorithm": "strategy", "method": "strategy",
+    "gr": "num-rounds", "global-rounds": "num-rounds", "num-server-rounds": "num-rounds",
+    "jr": "fraction-train", "join-ratio": "fraction-train", "fraction-fit": "fraction-train",
+    "nc": "num-clients", "ls": "local-epochs", "lbs": "batch-size", "learning-rate": "lr",
+    "local-learning-rate": "lr",
+}  # fmt: skip
 
 
 def nearest(word: str, words: Iterable[str], least: float = 0.6) -> str:
@@ -28,6 +36,13 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return `, did you mean X?` for the most similar of `words`, or an empty text."""
     close = nearest(word, words)
     return f", did you mean {close}?" if close else ""
+
+
+def key_meant(key: str, known: Iterable[str]) -> str:
+    """Return `, did you mean X?` for a key that is not among the `known` ones, or an empty text."""
+    plain, keys = key.casefold(), list(known)
+    other = ELSEWHERE.get(plain.replace("_", "-"))
+    return f", did you mean {other}?" if other in keys else did_you_mean(plain, keys)
 
 
 def span(word: str) -> range:

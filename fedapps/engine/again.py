@@ -14,7 +14,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
-from fedapps.core.words import did_you_mean
+from fedapps.core.words import key_meant
 from fedapps.engine import evaluations, unused
 from fedapps.engine.finished import FinishedRun, settings_of
 from fedapps.engine.metrics import MetricChecks
@@ -65,7 +65,7 @@ def check_changes(
     """Raise `RunError` for a change of the settings `before` that is not `allowed` any more."""
     for key in changes:
         if key not in before:
-            raise RunError(f"unknown key {key}{did_you_mean(key, before)}")
+            raise RunError(f"unknown key {key}{key_meant(key, before)}")
     own = f"{before['strategy']}."  # the table whose keys override general ones
     foreign = [
         f"{key} = {literal(changes[key])} (the run has {literal(before[key])})"

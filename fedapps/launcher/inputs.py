@@ -12,7 +12,7 @@ import tomli_w
 
 from fedapps.core.errors import RunError
 from fedapps.core.options import flat, parse_option, parse_options, quoted
-from fedapps.core.words import did_you_mean
+from fedapps.core.words import did_you_mean, key_meant
 
 FEDERATION = "--federation-config"
 # the settings of Flower's simulation, and the least value of those that are whole numbers
@@ -94,7 +94,7 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
         return ""
     given = parse_options(options)
     for key in (key for key in given if key not in known):
-        return f"unknown key {key}{did_you_mean(key, known)}"
+        return f"unknown key {key}{key_meant(key, known)}"
     if known != config.defaults():  # another app, or another version of this one
         return ""
     try:  # a resumed run uses its own settings, except for those that are given

@@ -206,7 +206,12 @@ def test_a_run_name_that_is_too_long_is_named():
 
 def test_an_unknown_method_gets_the_list_and_the_nearest():
     known = ", ".join(registry.names())
-    for name, hint in (("fedbabuu", "unknown, did you mean fedbabu?; "), ("", "")):
+    for name, hint in (
+        ("fedbabuu", "unknown, did you mean fedbabu?; "),
+        ("FedALA", "unknown, did you mean fedala?; "),
+        ("Per-FedAvg", "unknown, did you mean perfedavg?; "),
+        ("", ""),
+    ):
         with pytest.raises(RunError) as caught:
             read(strategy=name)
         assert str(caught.value) == f'strategy = "{name}": {hint}must be one of {known}'
@@ -379,7 +384,14 @@ def test_an_unknown_key_gets_the_nearest():
         ("num-round", r", did you mean num-rounds\?"),
         ("fedprox.mu", r", did you mean fedprox\.prox-mu"),
         ("zzzzzz", "; `fedapps keys` lists all keys$"),
-        ("method", ""),
+        ("Num-Rounds", r", did you mean num-rounds\?"),
+        ("method", r", did you mean strategy\?"),
+        ("algo", r", did you mean strategy\?"),  # as other libraries call them
+        ("gr", r", did you mean num-rounds\?"),
+        ("jr", r", did you mean fraction-train\?"),
+        ("join_ratio", r", did you mean fraction-train\?"),
+        ("nc", r", did you mean num-clients\?"),
+        ("learning-rate", r", did you mean lr\?"),
     ):
         with pytest.raises(RunError, match=f"^unknown key {key}{told}"):
             config.parse([f"{key}=3"])
