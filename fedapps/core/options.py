@@ -135,8 +135,8 @@ def scalar(key: str, value: object, where: str) -> bool | int | float | str:
         what = f"{key} is a date or a time; must be a number, true, false or a text"
         raise RunError(f"""{where}: {what}: write it in quotes, such as '{key}="{value}"'""")
     raise RunError(
-        f"{where}: {key} must be a number, true, false or a text; a list is one text, such as "
-        f'{key}="1,2,3"'
+        f"{where}: {key} must be a number, true, false or a text; for a run of each of several"
+        ' values use `fedapps sweep`; a list that is one value, such as sizes, is a text: "0.6,0.4"'
     )
 
 

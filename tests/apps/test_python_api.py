@@ -263,6 +263,11 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (lambda: run(lr=-1), "lr = -1: must be float > 0"),
         (lambda: run(sizes=[1, 2]), "run: sizes must be a number, true, false or a text;"),
         (
+            lambda: run(seed=[0, 1, 2]),
+            "run: seed must be a number, true, false or a text; for a run of each of several"
+            ' values use `fedapps sweep`; a list that is one value, such as sizes, is a text: "0.6,0.4"',
+        ),
+        (
             lambda: run(lr=None),
             "run: lr is a NoneType; must be a number, true, false or a text: leave",
         ),
