@@ -285,7 +285,9 @@ def load(path: str | Path) -> Run:
 
 
 @_plainly
-def compare(runs: str | Path | Iterable[Run | str | Path], metric: str = "auto") -> "Comparison":
+def compare(
+    runs: Run | str | Path | Iterable[Run | str | Path], metric: str = "auto"
+) -> "Comparison":
     """Compare runs: `Run`s, run directories, folders of them, or tables of evaluations.
 
         print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
@@ -295,6 +297,4 @@ def compare(runs: str | Path | Iterable[Run | str | Path], metric: str = "auto")
     """
     from fedapps.compare import comparison, in_python
 
-    given = [runs] if isinstance(runs, str | Path) else runs
-    paths = [run.path if isinstance(run, Run) else expanded(str(run)) for run in given]
-    return in_python.Comparison(comparison.compare(paths, metric))
+    return in_python.Comparison(comparison.compare(in_python.paths_of(runs), metric))

@@ -1,7 +1,9 @@
 """A comparison as an object for programs and notebooks: `fedapps.compare` returns it."""
 
+from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from markupsafe import escape
@@ -9,10 +11,24 @@ from markupsafe import escape
 from fedapps.compare import comparison, files
 from fedapps.compare.groups import label
 from fedapps.compare.latex import latex, texts
+from fedapps.core.errors import RunError
+from fedapps.core.paths import expanded
 from fedapps.core.words import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def paths_of(given: Any) -> list[Path]:
+    """Return the paths of runs, of paths, or of a single one of them.
+
+    Raises `RunError` for what is neither.
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, str | Path)
+    found = [getattr(each, "path", each) for each in (given if several else [given])]
+    for kind in (type(path).__name__ for path in found if not isinstance(path, str | Path)):
+        raise RunError(f"compare: type {kind} is no run; give runs or paths, such as [run, other]")
+    return [expanded(str(path)) for path in found]
 
 
 class Comparison:

@@ -265,7 +265,7 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (
             lambda: run(seed=[0, 1, 2]),
             "run: seed must be a number, true, false or a text; for a run of each of several"
-            ' values use `fedapps sweep`; a list that is one value, such as sizes, is a text: "0.6,0.4"',
+            " values use `fedapps sweep`; a list that is one value, such as sizes, is a text:",
         ),
         (
             lambda: run(lr=None),
@@ -281,6 +281,9 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (lambda: run("no.toml"), "config no.toml: cannot be read (No such file"),
         (lambda: fedapps.load("nothing"), f"{here}/nothing is not a run directory: there is no"),
         (lambda: fedapps.compare([found]), "nothing to compare: give at least two"),
+        (lambda: fedapps.compare(found), "nothing to compare: give at least two"),
+        (lambda: fedapps.compare(3), "compare: type int is no run; give runs or paths, such"),
+        (lambda: fedapps.compare([found, 3]), "compare: type int is no run; give runs or paths, "),
         (lambda: found.predict(9, images), "client 9: must be 0 to 3"),
         (lambda: found.predict(0, images.astype(int)), "x: images has dtype int64; must be"),
         (lambda: found.predict(0, images[:, :5]), "x: images of [C, H, W] = [1, 5, 8];"),
