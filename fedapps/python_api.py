@@ -103,7 +103,7 @@ class Run:
     @cached_property
     @_plainly
     def summary(self) -> dict[str, Any]:
-        """summary.json; empty before the end of the run."""
+        """summary.json, whose `seconds` are of the whole run; empty before the end of the run."""
         try:
             return directory.summary(self.path)
         except (OSError, ValueError) as error:

@@ -90,9 +90,10 @@ class RoundRow:
     """One line of rounds.csv; `means` are all None if the round was not evaluated.
 
     Bytes count the arrays of all selected clients; those of the evaluation are in `bytes_eval`.
-    `cost_paper` counts trained parameters x batches. `epsilon` is the privacy that all rounds so
-    far have spent at `dp.delta`, or None without differential privacy. `virtual_seconds` is the
-    virtual time at the end of the round, or None without `devices`.
+    `cost_paper` counts trained parameters x batches. `seconds` are those of the round with its
+    evaluation (in summary.json, of the whole run). `epsilon` is the privacy that all rounds so far
+    have spent at `dp.delta`, or None without differential privacy. `virtual_seconds` is the virtual
+    time at the end of the round, or None without `devices`.
     """
 
     round: int

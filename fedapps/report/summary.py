@@ -38,6 +38,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Return the content of summary.json; `seconds` is the time of the whole run.
 
+    All other costs are those of the last round, and their sums are `total_...`.
+
     `newcomers` are the rows of unseen.csv.
 
     In it, `evaluate_on` says which samples were scored, and `changed` has the settings that differ
