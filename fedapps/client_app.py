@@ -170,7 +170,8 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
                 spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
             update = yield from hook(own, request, store)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
-            other: Metrics = {OTHER_DATA: 1} if store.forget_other_data() else {}
+            # In each reply, as replies can be lost; the server tells it once.
+            other: Metrics = {OTHER_DATA: 1} if store.has_other_data else {}
             return dataclasses.replace(update, metrics=update.metrics | other)
         except DeclinedError as error:
             log.info("client %s: %s", request.client, error)

@@ -60,15 +60,16 @@ def _plainly(function: Callable[P, T]) -> Callable[P, T]:
 class Run:
     """A run directory, finished or not; `fedapps.run` and `fedapps.load` return it.
 
-    Every file is read when it is first asked for, and kept: `load` the run again to see what a
-    running one has added. Everything raises `RunError` if a file is missing or cannot be read.
+    A file is read when it is first asked for, and kept: `load` the run again to see what has been
+    added. Everything raises `RunError` if a file is missing or cannot be read.
 
         run = fedapps.load("~/fedapps-runs/mine")
         run.rounds.plot("round", ["accuracy_initial", "accuracy_personalized"])
     """
 
     @_plainly
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, trust: str | Path = "") -> None:
+        self._trust = str(trust)
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
         """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
@@ -203,7 +204,7 @@ class Run:
         from fedapps.training.undisturbed import undisturbed
 
         with undisturbed():
-            return FinishedRun.open(self.path)
+            return FinishedRun.open(self.path, trust=self._trust)
 
     @_plainly
     def _predicted(
@@ -212,8 +213,7 @@ class Run:
         from fedapps.device import personalized
         from fedapps.training.undisturbed import undisturbed
 
-        kept = self._kept  # other threads can replace it
-        if kept is None or kept[0] != client:
+        if (kept := self._kept) is None or kept[0] != client:  # other threads can replace it
             kept = self._kept = client, self.model(client)
         model = kept[1]
         with tempfile.TemporaryDirectory() as folder, undisturbed():
@@ -273,15 +273,15 @@ def run(
     wanted = serial.absolute(config.applied(flat))
     with undisturbed(), telling(progress):
         folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
-    return Run(folder)
+    return Run(folder, str(wanted["model"]))
 
 
-def load(path: str | Path) -> Run:
+def load(path: str | Path, trust: str | Path = "") -> Run:
     """Open a run directory, finished or not; raises `RunError` if it is none.
 
-    run = fedapps.load("~/fedapps-runs/mine")
+    `trust` is the file of its model, if that lies beside the run: its code then runs.
     """
-    return Run(path)
+    return Run(path, expanded(str(trust)).absolute() if trust else "")
 
 
 @_plainly

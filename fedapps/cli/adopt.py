@@ -12,7 +12,7 @@ import argparse
 import sys
 
 from fedapps.cli.chosen_model import open_model
-from fedapps.core.options import add_run_config, parse_options
+from fedapps.core.options import add_run_config, add_trust, parse_options
 from fedapps.core.paths import expanded
 
 
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder for the personalized model; only this user can enter it",
     )
     add_run_config(parser)
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.device import adopting
 
     changes = parse_options(options.run_config)
-    model = open_model(options.model, tell=False)
+    model = open_model(options.model, tell=False, trust=options.trust)
     found = adopting.adopt(model, options.data, options.state_dir, changes)
     scores, s = found.scores, found.settings
     metric = scores.task.lead

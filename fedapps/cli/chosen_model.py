@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.core.errors import RunError
+from fedapps.core.options import add_trust
 from fedapps.core.paths import expanded
 
 if TYPE_CHECKING:
@@ -33,20 +34,24 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the personalized model of a client from a run directory: its number, or its "
         "name in names.csv; without this option, the shared model",
     )
+    add_trust(parser)
 
 
 def read_model(options: argparse.Namespace) -> "Personalized":
     """Return the model that the options name; raises `RunError`."""
     if (options.source is None) == (options.state_dir is None):
         raise RunError("name one model: a run directory, a state-dir or a .safetensors file")
-    return open_model(options.source or options.state_dir, options.client)
+    return open_model(options.source or options.state_dir, options.client, trust=options.trust)
 
 
-def open_model(source: Path, client: str | None = None, tell: bool = True) -> "Personalized":
+def open_model(
+    source: Path, client: str | None = None, tell: bool = True, trust: str = ""
+) -> "Personalized":
     """Return the model in a run directory, a state-dir or a file: a client's, or the shared one.
 
     A client is named by its number or, if the data call it something, by its name. With `tell`,
-    the user is warned of layers of a shared model that are not shared.
+    the user is warned of layers of a shared model that are not shared. `trust` is as in
+    `config.check_code`.
     """
     # torch takes a second that the help need not wait for
     from fedapps.device import personalized, run_models
@@ -55,7 +60,7 @@ def open_model(source: Path, client: str | None = None, tell: bool = True) -> "P
 
     if (source / "config.toml").exists():
         try:
-            run = FinishedRun.open(source)
+            run = FinishedRun.open(source, trust=trust)
         except RunError as error:
             raise RunError(f"{error}{_hint(source)}") from error
         number = None if client is None else directory.client_of(source, client)

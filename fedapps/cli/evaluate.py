@@ -8,7 +8,7 @@ RUN/evaluations.csv. The next evaluation writes evaluation-2.csv, and so on.
 
 import argparse
 
-from fedapps.core.options import add_run_config, parse_options
+from fedapps.core.options import add_run_config, add_trust, parse_options
 from fedapps.core.paths import expanded
 
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", type=expanded, metavar="RUN", help="the directory of a simulation")
     add_run_config(parser)
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,5 +24,5 @@ def run(options: argparse.Namespace) -> int:
     from fedapps.engine import again
 
     changes = parse_options(options.run_config)
-    again.evaluate(options.run.absolute(), changes)
+    again.evaluate(options.run.absolute(), changes, options.trust)
     return 0

@@ -20,7 +20,7 @@ import tomli_w
 from fedapps.core import flower, options, project, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import LATEST
-from fedapps.core.paths import APP, absolute, expanded
+from fedapps.core.paths import APP, absolute, expanded, lies_in, model_file
 from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import key_meant
@@ -117,7 +117,10 @@ def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the run-config of the run directory that `resume` names; empty if it names none."""
     folder = str(changes.get("resume", ""))
-    return {} if folder in ("", LATEST) else to_use(expanded(folder, "resume"))
+    if folder in ("", LATEST):
+        return {}
+    check_code(expanded(folder, "resume"), str(changes.get("model", "")))
+    return stored(expanded(folder, "resume"))
 
 
 def stored(folder: Path) -> dict[str, Scalar]:
@@ -139,22 +142,26 @@ def stored(folder: Path) -> dict[str, Scalar]:
     return found
 
 
-def to_use(folder: Path) -> dict[str, Scalar]:
-    """Read the run-config of a run directory to make its model, whose code a stranger can bring.
+def check_code(folder: Path, trust: str = "") -> None:
+    """Refuse a run directory whose model's file lies in it or beside it, as if from one sender.
 
-    Raises `RunError` as `stored` does, and if the model's file is in the directory or beside it.
+    `trust` is this file, or a value of `model`, as named by whoever uses the run. Raises `RunError`
+    if it is another one, and as `stored` does.
     """
-    found = stored(folder)
-    file = expanded(str(found.get("model", "")).partition(":")[0], "model")
-    home, place = folder.resolve(), (APP / file).resolve()
-    with_run = place.is_relative_to(home.parent) and not place.is_relative_to(APP.resolve())
-    if file.suffix == ".py" and (with_run or place.is_relative_to(home)):
+    named = model_file(str(stored(folder).get("model", "")))
+    place, run = APP / expanded(named[0] if named else "", "model"), folder.absolute()
+    while (run.parent / "config.toml").exists():  # as of its `best/`
+        run = run.parent
+    beside = lies_in(place, run.parent) and not lies_in(place, APP)
+    if not named or not (beside or lies_in(place, run)):
+        return
+    trusted = APP / expanded((model_file(trust) or (trust, ""))[0])
+    if trusted.resolve() != place.resolve():
         raise RunError(
-            f'{folder}: model = "{file}": this code is beside the run, so it can have come with it'
-            " from somebody else; read it, copy it into models/ of the project, and name it there"
-            f' in config.toml: model = "{file.stem}"'
+            f'{folder}: model = "{named[0]}": this code lies beside the run, so it can have come'
+            f" with it from somebody else; read it, and if it may run, add --trust {named[0]} (to"
+            " --resume: -c model=..., in Python: trust=...)"
         )
-    return found
 
 
 def to_toml(flat: Mapping[str, Scalar], purpose: str = "repeat") -> str:

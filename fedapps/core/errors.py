@@ -10,12 +10,14 @@ from logging import LogRecord
 DECLINED = "declined"  # one begins so if a device does not want to work now
 DIVERGED = "training diverged"  # a failure's cause begins so if numbers are no longer finite
 
+_OBEYED = dict.fromkeys([*range(32), *range(127, 160)], "?")  # by a terminal, such as the escape
+
 
 class RunError(Exception):
     """A run cannot start or continue; the text is one line: what, which value, what is allowed."""
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.split())
+        line = " ".join(message.split()).translate(_OBEYED)
         super().__init__(line.encode("utf-8", "backslashreplace").decode())  # no surrogates
 
 

@@ -37,6 +37,17 @@ def add_run_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust`, for a run whose model's file lies beside it."""
+    parser.add_argument(
+        "--trust",
+        type=lambda text: str(expanded(text).absolute()),
+        default="",
+        metavar="MODEL.py",
+        help="the file of the run's own model, if it lies beside the run: its code runs",
+    )
+
+
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add `--resume`, which is short for the key `resume`; see `chosen`."""
     parser.add_argument(

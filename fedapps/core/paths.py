@@ -1,10 +1,12 @@
 """Paths that users give: `~` is expanded, and texts that cannot be paths are refused."""
 
 import os
+import re
 from pathlib import Path
 
 from fedapps.core.errors import RunError
 
+_MODEL = re.compile(r"(.+\.py)(?::(\w+))?")
 APP = Path(__file__).parents[2]  # the folder of the app: a checkout, or what Flower bundles
 
 
@@ -21,6 +23,17 @@ def problem_of(text: str) -> str:
     except UnicodeEncodeError:
         return "this system's locale has not all of these characters; set LC_ALL=C.UTF-8"
     return ""
+
+
+def model_file(name: str) -> tuple[str, str] | None:
+    """Return path and function ("": none) that a value of `model` names; None if it is no path."""
+    found = _MODEL.fullmatch(name)
+    return (found[1], found[2] or "") if found else None
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Tell whether a path leads to something inside a folder, however both are written."""
+    return any(p.exists() and p.samefile(folder) for p in path.resolve().parents)
 
 
 def expanded(text: str, name: str = "") -> Path:

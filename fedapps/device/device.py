@@ -29,7 +29,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
-from fedapps.engine.store import EARLIER_RUN, UNTOLD, ClientStore
+from fedapps.engine.store import EARLIER_RUN, OTHER_DATA, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
@@ -143,7 +143,7 @@ class Device(NodeConfig):
                 store.roll_back(min(info.resumed[before.attempt :]))
             if before.data not in ("", now.data):
                 log.warning("client %s: its data have changed since the run began", self.client)
-                write_whole(folder / UNTOLD, b"", durable=True)
+                write_whole(folder / OTHER_DATA, b"", durable=True)
         else:
             whole = space.dataset.num_train == len(space.dataset.target_values)
             drawn = not now.last and before and before.data not in ("", now.data)
@@ -197,10 +197,10 @@ class DeviceStore(ClientStore):
         super().save(round_, state)
 
     def advice(self, round_: int) -> str:
-        """If training began from an earlier run's state, say where it is and how to drop it."""
+        """If training began from an earlier run's state, say how to drop it, and where it is."""
         if max((v for v in self._versions() if v < round_), default=None) != EARLIER_RUN:
             return ""
-        return f'; it began from {self.folder}: remove that, or client-state = "reset"'
+        return f'; client-state = "reset" drops the old state that it began from, {self.folder}'
 
     def save_personalized(self, client: BaseClient) -> None:
         """Write the personalized model that the client has just been scored with.

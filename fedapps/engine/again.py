@@ -28,7 +28,7 @@ from fedapps.report.summary import unseen, unseen_columns
 ALLOWED = {*PERSONAL, "evaluate-clients", "threads", "device", "data-root"}
 
 
-def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
+def evaluate(run: Path, changes: Mapping[str, Scalar], trust: str = "") -> Path:
     """Score every client of a finished or interrupted simulation; return the path of the table.
 
     If `evaluate-clients` is among the changes, only so many are scored, drawn as in the run.
@@ -37,7 +37,8 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     `changes` are run-config keys with new values; all other keys keep the values of the run. The
     scores go into `evaluation-1.csv` (or the next free number; columns as in clients.csv), and one
     line is added to `evaluations.csv`. Raises `RunError` if a change is not in `ALLOWED` (the run
-    would have to be trained again), or is overridden, and if the clients are devices.
+    would have to be trained again), or is overridden, and if the clients are devices. `trust` is as
+    in `config.check_code`.
     """
     before = config.defaults() | config.stored(run)
     check_changes(before, changes, ALLOWED)
@@ -45,7 +46,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar]) -> Path:
     if settings.dataset == DEVICE:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
     torch.set_num_threads(settings.threads)
-    finished = FinishedRun.open(run, changes)
+    finished = FinishedRun.open(run, changes, trust)
     _tell_effect(finished.strategy, before, changes)
     with _claimed(run) as (number, path):
         line = {"evaluation": number, "round": finished.round, "settings": text_of(changes)}

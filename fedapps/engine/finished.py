@@ -55,7 +55,7 @@ def settings_of(folder: Path, changes: Mapping[str, Scalar]) -> Settings:
 
     `changes` are run-config keys with new values. The GPU of the run can be missing here.
     """
-    flat = config.defaults() | config.to_use(folder) | dict(changes) | OVER
+    flat = config.defaults() | config.stored(folder) | dict(changes) | OVER
     if "device" not in changes and flat["device"] == "cuda" and not torch.cuda.is_available():
         flat["device"] = "cpu"
     return config.read(flat)
@@ -74,12 +74,16 @@ class FinishedRun:
     versions: StateVersions = field(default_factory=StateVersions)
 
     @classmethod
-    def open(cls, folder: Path, changes: Mapping[str, Scalar] | None = None) -> "FinishedRun":
+    def open(
+        cls, folder: Path, changes: Mapping[str, Scalar] | None = None, trust: str = ""
+    ) -> "FinishedRun":
         """Read a run directory: its last checkpoint, or else the model written at the run's end.
 
-        `changes` are run-config keys with new values. Raises `RunError` if there is neither, if a
-        file cannot be read, or if the data have other clients or classes now.
+        `changes` are run-config keys with new values; `trust` is as in `config.check_code`. Raises
+        `RunError` if there is neither, if a file cannot be read, or if the data have other clients
+        or classes now.
         """
+        config.check_code(folder, trust)
         settings = settings_of(folder, changes or {})
         space = workspace(settings, kept := pooled_of(folder), directory.names(folder))
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)

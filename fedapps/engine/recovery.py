@@ -24,6 +24,7 @@ from fedapps.report import directory
 from fedapps.report.report import Report, ReportState
 from fedapps.report.rows import Means
 
+CHANGED = "data-changed"  # kind of an event
 SPENT = "releases.json"  # counts the releases under differential privacy that have begun
 
 
@@ -42,6 +43,7 @@ class Recovery:
     outdated: bool = False  # whether best/ has a round that is not `best`
     versions: StateVersions = field(default_factory=StateVersions)
     failures: FailureCounts = field(default_factory=FailureCounts)
+    changed: set[int] | None = None  # clients whose data have changed; None: not yet looked up
 
     @property
     def ended(self) -> bool:
@@ -96,7 +98,7 @@ class Recovery:
 
     def goes_on(self, run: Path) -> None:
         """Remove what a longer run does not have, now that nothing refuses to resume it."""
-        if self.settings.keep_best and self.outdated:
+        if self.outdated:
             shutil.rmtree(run / directory.BEST, ignore_errors=True)
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:
@@ -122,10 +124,18 @@ class Recovery:
         if lost := self.versions.see(round_, update.client, update.metrics):
             log.warning("round %s: client %s: %s", round_, update.client, lost)
             report.event(round_, update.client, "state-lost", lost)
-        if update.metrics.get(OTHER_DATA) == 1:
+        if update.metrics.get(OTHER_DATA) == 1 and update.client not in self._changed(report):
+            self._changed(report).add(update.client)
             told = "its data have changed since the run began"
             log.warning("round %s: client %s: %s", round_, update.client, told)
-            report.event(round_, update.client, "data-changed", told)
+            report.event(round_, update.client, CHANGED, told)
+
+    def _changed(self, report: Report) -> set[int]:
+        """Return the clients whose data have changed, as far as events.csv has it."""
+        if self.changed is None:
+            rows = directory.lines(report.folder / "events.csv")
+            self.changed = {int(row["client"]) for row in rows if row.get("kind") == CHANGED}
+        return self.changed
 
     def after_round(
         self,
@@ -164,9 +174,11 @@ class Recovery:
     def tell_best(self, run: Path) -> None:
         """Log the command that scores the best round on test samples.
 
-        There is none for devices, because only they have the samples.
+        There is none for devices, because only they have the samples, nor if the best round was not
+        kept, because the run was resumed without `keep-best`.
         """
-        if (run / directory.BEST).exists() and self.settings.dataset != DEVICE:
+        kept = checkpoint.rounds(run / directory.BEST) == [self.best.round]
+        if kept and self.settings.dataset != DEVICE:
             told = f"the best round on validation samples is {self.best.round}"
             log.info(f"{told}; to score it on test samples: {best.look(run / directory.BEST)}")
 

@@ -232,7 +232,7 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
 
 def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
     """Refuse other settings than those of the run; but more devices can take part than before."""
-    old = dict(config.defaults() | config.to_use(folder))
+    old = dict(config.defaults() | config.stored(folder))
     if may_grow(old, flat):
         old["num-clients"] = flat["num-clients"]
     if different := differences(old, flat):

@@ -27,7 +27,7 @@ EARLIER_RUN = 0  # version number of a state that a device takes over from an ea
 # The key of the metadata: a digest of the tensors, and who wrote them. (The order of several keys
 # would be another in each file.)
 _ABOUT = "blake2b"
-UNTOLD = "data-changed"  # a file that is there until a reply has said so
+OTHER_DATA = "data-changed"  # a file that is there once the data are others than at the begin
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
@@ -113,19 +113,17 @@ class ClientStore:
         found, _ = self.load_version(sys.maxsize)  # a damaged one must not replace an intact one
         newest = None if found == NONE else found
         self._delete(v for v in self._versions() if v != newest or not from_newest)
-        self.forget_other_data()
+        with writing(self.folder):
+            (self.folder / OTHER_DATA).unlink(missing_ok=True)
         if newest is not None and from_newest:
             with writing(self.folder):
                 self._path(newest).replace(self._path(EARLIER_RUN))
         return newest
 
-    def forget_other_data(self) -> bool:
-        """Forget that the client's data have changed during the run; return whether they had."""
-        told = self.folder / UNTOLD
-        if changed := told.exists():
-            with writing(told):
-                told.unlink(missing_ok=True)
-        return changed
+    @property
+    def has_other_data(self) -> bool:
+        """Whether the client's data have changed during the run."""
+        return (self.folder / OTHER_DATA).exists()
 
     def advice(self, round_: int) -> str:
         """Say what to do if training from the state before `round_` fails.

@@ -8,7 +8,6 @@ to SuperNodes with the app; `models/mine.py:make` is a function of a file in the
 import copy
 import importlib.util
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from fedapps.core.errors import RunError, named
 from fedapps.core.paths import APP as APP
-from fedapps.core.paths import expanded
+from fedapps.core.paths import expanded, model_file
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec
@@ -29,7 +28,6 @@ FOLDER = "models"
 MAKE = "make"  # the function that is taken if there are several
 PASSES = 2, 32, 32, 32, 32  # samples of the passes in which each parameter should get a gradient
 KINDS = ("images", "tables", "series", "tokens", "values")  # of `Spec.kind`
-_PATH = re.compile(r"(.+\.py)(?::(\w+))?")
 
 
 def names() -> tuple[str, ...]:
@@ -40,10 +38,10 @@ def names() -> tuple[str, ...]:
 
 def file_of(name: str) -> Path | None:
     """Return the file of a model of one's own; None if `name` is neither a file nor a path."""
-    named = _PATH.fullmatch(name)
+    named = model_file(name)
     if not named:
         return APP / FOLDER / f"{name}.py" if name in names() else None
-    path = expanded(named[1], "model")
+    path = expanded(named[0], "model")
     if not path.is_absolute() and ".." in path.parts:
         raise RunError(f'model = "{name}": must be below the folder of the app, or absolute')
     return APP / path
@@ -54,8 +52,8 @@ def spec_of(name: str) -> ModelSpec | None:
 
     Its `build` is the author's function. Raises `RunError` if the file cannot be used.
     """
-    path, named = file_of(name), _PATH.fullmatch(name)
-    return _spec(name, path, (named and named[2]) or "") if path else None
+    path, named = file_of(name), model_file(name)
+    return _spec(name, path, named[1] if named else "") if path else None
 
 
 def _spec(name: str, path: Path, function: str) -> ModelSpec:
@@ -92,11 +90,11 @@ def in_app(name: str) -> str:
     A model file says no more of where it was; and it can be a stranger's, who must not say which
     code is run.
     """
-    path, named = file_of(name), _PATH.fullmatch(name)
-    if not path or not named or not expanded(named[1]).is_absolute():
+    path, named = file_of(name), model_file(name)
+    if not path or not named or not expanded(named[0]).is_absolute():
         return name
     inside = path.relative_to(APP) if path.is_relative_to(APP) else Path(FOLDER, path.name)
-    return str(inside) + (f":{named[2]}" if named[2] else "")
+    return str(inside) + (f":{named[1]}" if named[1] else "")
 
 
 def without_gradient(model: nn.Module, inputs: Spec, keys: Collection[str]) -> str:

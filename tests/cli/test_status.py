@@ -107,12 +107,13 @@ def test_a_run_directory_is_found_without_a_look_at_its_clients(going, monkeypat
 
 def test_what_a_stranger_wrote_into_a_run_does_nothing_to_the_terminal(going, capsys):
     put_devices(going, time.time())
-    for name, before in (("events.csv", "no reply in time"), ("run.json", "2026")):
+    year = json.loads((going / "run.json").read_text("utf-8"))["started"][:4]
+    for name, before in (("events.csv", "no reply in time"), ("run.json", year)):
         text = (going / name).read_text("utf-8").replace(before, f"\\u001b[2J{before}")
         (going / name).write_text(text if name == "run.json" else text.replace("\\u001b", "\x1b"))
     lines = shown(capsys, going)
     assert "\x1b" not in "".join(lines) and "?[2Jno reply in time" in "".join(lines)
-    assert "started ?[2J2026" in lines[1]
+    assert f"started ?[2J{year}" in lines[1]
 
 
 WARDS = VERSIONS | {"clock": 0.0, "disk": 12 * 10**9, "certificate": 3240.5 * DAY}

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedapps
 from fedapps import cli, models
 from fedapps.core import config, registry
 from fedapps.core.changes import folder_name
@@ -470,7 +472,7 @@ def test_an_exported_model_runs_the_file_in_models_alone(
     assert found.settings.model == "models/elsewhere.py:make"
 
 
-@pytest.mark.parametrize("place", ["in it", "beside it", "below the app"])
+@pytest.mark.parametrize("place", ["in it", "beside it", "below the app", "of a colon", "best"])
 def test_code_that_can_have_come_with_a_run_is_not_run(
     place, tmp_path, tmp_path_factory, serial_run, monkeypatch
 ):
@@ -478,6 +480,7 @@ def test_code_that_can_have_come_with_a_run_is_not_run(
     monkeypatch.chdir(tmp_path)
     folder = serial_run(kinds.options(tmp_path, "table"), RUN, f"runs-dir={tmp_path / 'theirs'}")
     code = (folder if place == "in it" else folder.parent) / "net.py"
+    code = code.with_name("n:et.py") if place == "of a colon" else code
     name = f"/proc/self/cwd/{code.relative_to(tmp_path)}"
     if place == "below the app":
         monkeypatch.setattr(config, "APP", tmp_path)
@@ -485,7 +488,10 @@ def test_code_that_can_have_come_with_a_run_is_not_run(
     code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{NET}")
     settings = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(re.sub('model = ".*"', f'model = "{name}"', settings))
-    wanted = re.escape("this code is beside the run, so it can have come with it")
+    wanted = re.escape("this code lies beside the run, so it can have come with it")
+    if place == "best":
+        shutil.copytree(folder, folder / "best")
+        folder = folder / "best"
     for use in (FinishedRun.open, lambda run: config.parse([f'resume="{run}"'])):
         with pytest.raises(RunError, match=wanted):
             use(folder)
@@ -495,6 +501,27 @@ def test_code_that_can_have_come_with_a_run_is_not_run(
         == cli.main(["evaluate", str(folder)])
     )
     assert cli.main(["plot", str(folder)]) == 0 and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["net.py", "net.py:make"])
+def test_whoever_has_read_the_code_beside_a_run_can_use_it(name, tmp_path, monkeypatch, capsys):
+    """As those can whose own runs lie beside their models; states of clients are found again."""
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    flat = config.parse([kinds.options(tmp_path, "table"), RUN])
+    model = f"{tmp_path}/{name}"
+    made = fedapps.run(flat, progress=False, strategy="fedper", runs_dir=".", model=model)
+    run = str(made.path)
+    with pytest.raises(RunError, match=r"add --trust .*net\.py"):
+        fedapps.load(run).model(0)
+    found = [got.model(0).state_dict() for got in (made, fedapps.load(run, trust="net.py"))]
+    assert all(torch.equal(found[0][key], value) for key, value in found[1].items())
+    export = ["export", run, "--output", "a.safetensors"]
+    for command in (["evaluate", run], export):
+        assert [cli.main([*command, *more]) for more in ([], ["--trust", "net.py"])] == [1, 0]
+    resume = ["serial", "--resume", run, "-c", "num-rounds=3"]
+    assert [cli.main([*resume, *more]) for more in ([], ["-c", f"model={model}"])] == [1, 0]
+    assert fedapps.load(run).rounds["round"].max() == 3 and fedapps.load(run).events.empty
 
 
 def test_the_example_of_the_page_works(mine, capsys):
