@@ -8,6 +8,7 @@ from fedapps import cli
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.data import load, notes
+from fedapps.data.partitioners.natural import clients_of
 from fedapps.engine import again
 from fedapps.report import directory, plots
 from fedapps.training.workspace import Workspace
@@ -51,6 +52,23 @@ def test_some_groups_are_drawn_by_the_seed(space):
     }
     assert len(drawn) > 1
     assert all(len(names) == 2 and int(names[0]) < int(names[1]) for names in drawn)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ("num-clients=2 seed=3", "num-clients = 2 of 4 groups: seed = 3 draws them, and another seed"
+     " draws others; num-clients = 0 takes all"),
+    ("num-clients=4", None),
+    ("num-clients=0", None),
+])  # fmt: skip
+def test_a_run_says_that_the_seed_draws_its_clients(options, said, space):
+    told = space(f"min-samples=2 {options}").population.told
+    assert told == ((said,) if said else ())
+
+
+def test_a_run_that_goes_on_with_known_clients_draws_none(space):
+    made = space("num-clients=2 min-samples=2")
+    known = clients_of(made.dataset, made.settings, ["10", "2"])
+    assert (known.names, known.told) == (("10", "2"), ())
 
 
 def test_official_parts_stay_with_their_groups(space):

@@ -22,7 +22,7 @@ NEEDED = (
 class Found:
     """The owner of each sample, int64 [N] (-1: nobody), and the names of the clients.
 
-    `told` says how many groups are no clients.
+    `told` says how many groups are no clients, and if the seed has drawn those that are.
     """
 
     owners: np.ndarray
@@ -61,22 +61,35 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
             f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
     texts = names.astype(str)
-    places = {texts[place]: place for place in left.tolist()}
-    if known and {*known} <= places.keys():
-        left = np.array([places[name] for name in known])
-    else:
-        if wanted:
-            left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
-        if all(text.lstrip("-").isdecimal() for text in texts):
-            left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
+    left, told = _numbered(texts, left, settings, known)
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
     small = texts[~kept].tolist()
     why = (
         f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
     )
-    told = alike("clients", texts[left].tolist())
+    told += alike("clients", texts[left].tolist())
     if small:
         count = f"{len(small)} of {number(len(names), 'group')}"
         told = [f"{count} have {why} and take no part: {some(small)}", *told]
     return Found(owner_of[group], tuple(texts[left].tolist()), tuple(told))
+
+
+def _numbered(
+    texts: np.ndarray, left: np.ndarray, settings: Settings, known: Sequence[str]
+) -> tuple[np.ndarray, list[str]]:
+    """Return the places of the groups `left` that are clients, in order; and tell of a draw."""
+    places = {texts[place]: place for place in left.tolist()}
+    if known and {*known} <= places.keys():
+        return np.array([places[name] for name in known]), []
+    told, count, wanted = list[str](), len(left), settings.num_clients
+    if wanted:
+        left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
+    if 0 < wanted < count:
+        told.append(
+            f"num-clients = {wanted} of {number(count, 'group')}: seed = {settings.seed} draws"
+            " them, and another seed draws others; num-clients = 0 takes all"
+        )
+    if all(text.lstrip("-").isdecimal() for text in texts):
+        left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
+    return left, told
