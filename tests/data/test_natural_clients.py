@@ -43,6 +43,7 @@ def test_each_group_that_is_large_enough_is_a_client_in_the_order_of_numbers(spa
         assert members(found.population.share(client)) == rows
     assert found.population.told == (
         "1 of 4 groups have fewer than min-samples = 8 samples and take no part: 2",
+        "the clients are 0 = 9, 1 = 10, 2 = 33",
     )
 
 
@@ -61,14 +62,15 @@ def test_some_groups_are_drawn_by_the_seed(space):
     ("num-clients=0", None),
 ])  # fmt: skip
 def test_a_run_says_that_the_seed_draws_its_clients(options, said, space):
-    told = space(f"min-samples=2 {options}").population.told
-    assert told == ((said,) if said else ())
+    found = space(f"min-samples=2 {options}").population
+    first, second = found.names[:2]
+    assert found.told == ((said, f"the clients are 0 = {first}, 1 = {second}") if said else ())
 
 
 def test_a_run_that_goes_on_with_known_clients_draws_none(space):
     made = space("num-clients=2 min-samples=2")
     known = clients_of(made.dataset, made.settings, ["10", "2"])
-    assert (known.names, known.told) == (("10", "2"), ())
+    assert (known.names, known.told) == (("10", "2"), ("the clients are 0 = 10, 1 = 2",))
 
 
 def test_official_parts_stay_with_their_groups(space):
@@ -113,6 +115,11 @@ def test_it_is_said_if_test_samples_are_missing(space):
     }
     found = space('num-clients=0 split="official"', **arrays)
     assert found.population.names == ("9",)
+    assert found.population.told == (
+        "1 of 4 groups have fewer than min-samples = 10 training samples and take no part: 2",
+        '2 of 4 groups have no test sample and take no part (split = "merged" gives some): 10, 33',
+        "the clients are 0 = 9",
+    )
     cure = '; 2 more have no test sample: split = "merged" gives some'
     with pytest.raises(RunError, match=f"2: 1 of 4 groups have min-samples = 10 samples{cure}"):
         space('num-clients=2 split="official"', **arrays)

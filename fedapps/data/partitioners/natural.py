@@ -22,7 +22,7 @@ NEEDED = (
 class Found:
     """The owner of each sample, int64 [N] (-1: nobody), and the names of the clients.
 
-    `told` says how many groups are no clients, and if the seed has drawn those that are.
+    `told` says which groups are no clients, if the seed has drawn those that are, and who is who.
     """
 
     owners: np.ndarray
@@ -64,15 +64,28 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     left, told = _numbered(texts, left, settings, known)
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
-    small = texts[~kept].tolist()
-    why = (
-        f"fewer than min-samples = {settings.min_samples} samples" + " or no test sample" * official
-    )
-    told += alike("clients", texts[left].tolist())
-    if small:
-        count = f"{len(small)} of {number(len(names), 'group')}"
-        told = [f"{count} have {why} and take no part: {some(small)}", *told]
-    return Found(owner_of[group], tuple(texts[left].tolist()), tuple(told))
+    named = texts[left].tolist()
+    told = [*_left_out(texts, enough, tested, settings), *told, *alike("clients", named)]
+    if len(named) < len(texts):
+        numbered = [f"{client} = {name}" for client, name in enumerate(named)]
+        told.append(f"the clients are {some(numbered)}")
+    return Found(owner_of[group], tuple(named), tuple(told))
+
+
+def _left_out(
+    texts: np.ndarray, enough: np.ndarray, tested: np.ndarray, settings: Settings
+) -> list[str]:
+    """Tell which groups are no clients, by reason: too few samples, or none to be tested on."""
+    samples = "training samples" if settings.split == "official" else "samples"
+    reasons = {
+        f"have fewer than min-samples = {settings.min_samples} {samples} and take no part": ~enough,
+        'have no test sample and take no part (split = "merged" gives some)': enough & ~tested,
+    }
+    return [
+        f"{out.sum()} of {number(len(texts), 'group')} {why}: {some(texts[out].tolist())}"
+        for why, out in reasons.items()
+        if out.any()
+    ]
 
 
 def _numbered(
