@@ -9,7 +9,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
-from fedapps.data.npz import KEYS, OTHERS, Array, Rows, headers, members
+from fedapps.data.npz import KEYS, OTHERS, Array, Rows, members, samples
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
@@ -17,7 +17,7 @@ MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last 
 
 def open_npz(path: Path, missing: str = "refuse") -> Dataset:
     """Open an .npz; headers and targets are checked, inputs are not read (`dataset_of`)."""
-    arrays = headers(path)
+    arrays = samples(path)
     return dataset_of(path, arrays, members(path), missing)
 
 

@@ -127,6 +127,14 @@ def headers(path: Path, keys: Sequence[str] = MEMBERS) -> dict[str, Array]:
         }
 
 
+def samples(path: Path) -> dict[str, Array]:
+    """Return the `headers` of the arrays that are read; if none is there, objects are refused."""
+    found = headers(path)
+    if not found:
+        headers(path, members(path))
+    return found
+
+
 def _header(
     path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BufferedReader
 ) -> Array:
@@ -148,7 +156,11 @@ def _header(
 def _refuse_objects(path: Path, key: str, dtype: np.dtype) -> None:
     """Refuse an array of Python objects, which are in the file as a pickle."""
     if dtype.hasobject:
-        cure = f"{key}.astype(str)" if key.endswith(("groups", "class_names")) else "numbers"
+        cure = "each array under a name of its own, such as images and labels"
+        cure += " (PFLlib's files: docs/coming-from-pfllib.md)"
+        if key in (*MEMBERS, "class_names"):
+            text = key.endswith(("groups", "class_names"))
+            cure = f"{key}.astype(str)" if text else "numbers"
         raise RunError(f"{path}: {key} holds Python objects; save {cure}")
 
 

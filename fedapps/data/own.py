@@ -12,7 +12,7 @@ from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.folders import PICTURES
 from fedapps.data.forms.folders import unlabelled as pictures
 from fedapps.data.forms.form import TABLES, File, kind_of
-from fedapps.data.npz import Rows, headers, held
+from fedapps.data.npz import Rows, held, samples
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
 
@@ -122,7 +122,7 @@ def unlabelled(
         or_picture = ", or a picture, or a folder of such" * inputs.image
         raise RunError(f"{path}: must be an .npz with {named}{or_table}{or_picture}")
     else:
-        arrays = headers(path)
+        arrays = samples(path)
     array = arrays.get(word) or arrays.get(f"test_{word}")
     if array is None:
         raise RunError(f"{path}: key {word} is missing; needed {word} or test_{word}")

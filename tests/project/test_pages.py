@@ -411,6 +411,29 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
     assert sum(len(space.samples(client, "train")[1]) for client in range(10)) == table.num_train
 
 
+def test_the_page_on_pfllib_converts_its_files(tmp_path, monkeypatch):
+    """Of each client: its own split, and the pixels that PFLlib gives its models."""
+    from fedapps.data import load
+
+    monkeypatch.chdir(tmp_path)
+    rng, pixels = np.random.default_rng(0), []
+    for part, size in (("train", 12), ("test", 4)):
+        folder = tmp_path / "PFLlib" / "dataset" / "MNIST" / part
+        folder.mkdir(parents=True)
+        for client in range(11):
+            x, y = rng.uniform(-1, 1, (size, 1, 4, 4)).astype(np.float32), np.arange(size) % 2
+            np.savez_compressed(folder / f"{client}.npz", data={"x": x, "y": y})
+            pixels.append((part, str(client), x))
+    (code,) = blocks(DOCS / "coming-from-pfllib.md", "python")
+    exec(code, {})
+    data = load(str(tmp_path / "mnist-of-clients"), "")
+    x, _ = data.tensors(np.arange(len(data.target_values)))
+    pixels.sort(key=lambda each: (each[0] == "test", each[1]))
+    np.testing.assert_allclose(x, np.concatenate([x for *_, x in pixels]), atol=1e-6)
+    assert data.num_train == 132
+    assert data.groups.tolist() == [who for _, who, x in pixels for _ in x]
+
+
 def test_the_page_of_results_names_every_column_and_file(serial_run, tiny_npz):
     page = text_of(DOCS / "results-and-figures.md")
     known = columns.columns_of(CLASSIFICATION)

@@ -11,7 +11,7 @@ from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
 from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
 from fedapps.data.forms.windows import cut, gone, places
-from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members
+from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members, samples
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
@@ -98,7 +98,7 @@ def _rounded(path: Path, key: str, shape: Sequence[int], values: np.ndarray) -> 
 
 def _blocks(file: File) -> list[Block]:
     """Return the samples of a file by part; raises `RunError` if no arrays belong together."""
-    arrays = {key: array.whole for key, array in headers(file.path).items()}
+    arrays = {key: array.whole for key, array in samples(file.path).items()}
     prefixes = [*dict.fromkeys(key.rpartition("_")[0] for key in arrays)]
     there = {key for key in arrays if not key.endswith("groups")}
     pairs = [

@@ -1,12 +1,14 @@
 """Folders: a file for each client, or pictures and recordings in a folder for each class.
 
     anna.csv ben.csv                     # a file for each client: .csv, .parquet or .npz
+    train/anna.npz test/anna.npz         # part, and a file for each client there
     train.csv test.csv                   # two parts
     anna/walking/1.csv                   # client, class, recordings; also without the client
     train/cat/1.png test/cat/2.png       # pictures: part, class
     anna/cat/1.png                       # or client, class
 
-With `target-column`, and if texts go on, folders name clients, and each row has its own target.
+With `target-column`, if texts go on, and of .npz files, folders name clients, and each row has its
+own target.
 """
 
 import os
@@ -68,8 +70,8 @@ def unlabelled(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     """List the data files of a folder, sorted, with what their places say; and tell of others.
 
-    The innermost folder is a class, unless folders `are_clients`. Hidden files and those of another
-    kind (a README) do not count. Raises `RunError` if a folder cannot be listed.
+    The innermost folder is a class, unless folders `are_clients` or parts. Hidden files and those
+    of another kind (a README) do not count. Raises `RunError` if a folder cannot be listed.
     """
     kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(TABLES, "tables")}
     kinds[".npz"] = ".npz files"
@@ -81,7 +83,10 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     if len(by_kind) > 1:
         (one, first), (other, second) = sorted(by_kind.items())[:2]
         raise RunError(f"{folder}: holds {one} ({first.name}) and {other} ({second.name})")
-    files = [_file(path, path.relative_to(folder), are_clients) for path in found]
+    places = [path.relative_to(folder) for path in found]
+    are_clients |= ".npz files" in by_kind  # which hold their targets
+    are_clients |= all(place.parent.name in PARTS for place in places)  # by train alone, not by bus
+    files = [_file(*pair, are_clients) for pair in zip(found, places, strict=True)]
     for what in ("label", "part", "group"):
         lost = [file for file in files if not getattr(file, what)]
         if lost and len(lost) < len(files):
@@ -116,10 +121,9 @@ def _left_out(folder: Path, others: Sequence[Path], read: Sequence[str]) -> list
 
 def _file(path: Path, place: Path, are_clients: bool) -> File:
     above = list(place.parts[:-1])
-    direct = not above
-    label = "" if direct or are_clients else above.pop()
-    is_part = path.stem in PARTS and not label
-    words = [*above, path.stem] if direct or is_part else above
+    label = above.pop() if above and not are_clients else ""
+    named = path.stem in PARTS or {*above} <= {*PARTS}  # its own name says a part, or its client
+    words = [*above, path.stem] if named and not label else above
     part = next((word for word in words if word in PARTS), "")
     return File(path, part, "/".join(word for word in words if word != part), label)
 

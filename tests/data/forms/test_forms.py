@@ -99,6 +99,54 @@ def test_npz_files_of_clients_are_joined(tmp_path):
     same(load(str(tmp_path), ""), INPUTS[order], np.float32(AGE[order]), WHO[order], 24)
 
 
+@pytest.mark.parametrize("place", ["{part}/{who}", "{who}/{part}", "{part}/{who}/1"])
+@pytest.mark.parametrize("suffix", [".npz", ".csv"])
+def test_parts_in_folders_keep_each_clients_own_split(place, suffix, frame, tmp_path):
+    """A file in the folder of a part, and in no folder of a client, is a client."""
+    owner = np.array(["anna", "ben"])[np.arange(N) % 2]
+    order = np.r_[0:40:2, 1:40:2, 40:60:2, 41:60:2]  # the parts, with anna's rows first
+    for rows in np.split(order, [20, 40, 50]):
+        part = "train" if rows[0] < 40 else "test"
+        path = tmp_path / f"{place.format(part=part, who=owner[rows[0]])}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".csv":
+            frame.loc[rows, ["age", "ill"]].to_csv(path, index=False)
+        else:
+            np.savez(path, inputs=INPUTS[rows, :1], targets=(ILL == "yes")[rows].astype(int))
+    target = "ill" if "/1" in place or place[1] == "w" else ""  # else, the last column
+    data = load(str(tmp_path), "", Form(target_column=target if suffix == ".csv" else ""))
+    same(data, INPUTS[order, :1], (ILL == "yes")[order], owner[order], num_train=40)
+
+
+def test_a_class_can_have_the_name_of_a_part(frame, tmp_path):
+    """Those who go by train are no training part, if others go by bus."""
+    for number, place in enumerate(("bus/1.csv", "train/1.csv")):
+        (tmp_path / place).parent.mkdir()
+        frame.loc[[number, number + 2], ["age"]].to_csv(tmp_path / place, index=False)
+    data = load(str(tmp_path), "", Form())
+    assert (data.names, data.num_train, data.shape) == (("bus", "train"), 2, (2, 1))
+
+
+def test_pictures_without_a_class_are_no_classes_train_and_test(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        Image.new("L", (2, 2)).save(tmp_path / part / "1.png")
+    with pytest.raises(RunError, match=r"test/1.png: must be in the folder of its class"):
+        load(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("file", ["0.npz", ""])
+def test_a_pickle_is_refused_with_what_to_do(file, tmp_path):
+    """As PFLlib saves its clients."""
+    np.savez_compressed(tmp_path / "0.npz", data={"x": INPUTS, "y": AGE})
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path / file), "")
+    assert str(error.value) == (
+        f"{tmp_path / '0.npz'}: data holds Python objects; save each array under a name of its own,"
+        " such as images and labels (PFLlib's files: docs/coming-from-pfllib.md)"
+    )
+
+
 GOOD = {"inputs": INPUTS[:4], "targets": np.arange(4)}
 
 
