@@ -77,6 +77,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     if settings.threads > (cores := cgroups.cores()):
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
+    data.check_finite(space.dataset)
     for note in data.notes(space.dataset, settings.split, settings.partitioner, settings.task):
         log.warning("%s", note)
     for note in privacy.of_pooled_values(space):

@@ -18,6 +18,7 @@ A new data set needs one file in `fedapps.data.sources`, and a new partitioner o
 what else.
 """
 
+from fedapps.data.contents import check_finite
 from fedapps.data.dataset import Dataset, Shape, declared
 from fedapps.data.forms import Form
 from fedapps.data.loading import load
@@ -27,6 +28,6 @@ from fedapps.data.partition import Share, class_counts, shares
 from fedapps.data.sources import NAMES
 
 __all__ = [
-    "NAMES", "Dataset", "Form", "Shape", "Share", "class_counts", "clients_in", "declared", "load",
-    "notes", "of_device", "shares", "unlabelled",
+    "NAMES", "Dataset", "Form", "Shape", "Share", "check_finite", "class_counts", "clients_in",
+    "declared", "load", "notes", "of_device", "shares", "unlabelled",
 ]  # fmt: skip

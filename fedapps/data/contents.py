@@ -222,16 +222,22 @@ def check_images(images: Array, first: Array) -> None:
 
 def check_pixels(images: Rows) -> None:
     """Refuse float pixels outside 0..1, which mean and deviation 0.5 would not normalize."""
-    first, count = images.arrays[0], int(images.starts[-1])
+    first = images.arrays[0]
     if first.dtype == np.uint8:
         return
-    for begin in range(0, count, 1024):
-        pixels = images.read(np.arange(begin, min(begin + 1024, count)))
+    for pixels in images.checked():
         if pixels.min() < 0 or pixels.max() > 1:
             raise RunError(
                 f"{first.path}: float pixels from {pixels.min():g} to {pixels.max():g};"
                 " must be 0..1, or uint8"
             )
+
+
+def check_finite(dataset: Dataset) -> None:
+    """Refuse floats that are not finite before a run begins, instead of when they are needed."""
+    if dataset.rows is not None and dataset.rows.arrays[0].dtype.kind == "f":
+        for _ in dataset.rows.checked():
+            pass
 
 
 def shape_of(images: Array) -> Shape:

@@ -223,10 +223,19 @@ class Rows:
         if len(broken):
             array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
             cure = "" if self.gaps else f" (if it stands for a missing value, {CURE})"
+            if array.key.endswith("images"):
+                cure = " (leave this image out, or set its pixels)"
             raise RunError(
                 f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite{cure}"
             )
         return out
+
+    def checked(self) -> Iterator[np.ndarray]:
+        """Yield all rows as `read` returns them, and refuses them, some megabytes at a time."""
+        first, size = self.arrays[0], int(self.starts[-1])
+        step = max(1, BLOCK // max(1, first.dtype.itemsize * math.prod(first.shape[1:])))
+        for begin in range(0, size, step):
+            yield self.read(np.arange(begin, min(begin + step, size)))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows as they are stored, some megabytes at a time."""

@@ -182,6 +182,28 @@ def test_data_that_cannot_be(refuse, make_npz, tmp_path, changed, pattern):
     assert fits(refuse(quoted(path)), pattern.replace("PATH", str(path)))
 
 
+@pytest.mark.parametrize(("save", "value"), [
+    (np.savez, np.nan), (np.savez_compressed, np.nan), (np.savez, np.inf),
+])  # fmt: skip
+def test_a_value_that_is_not_finite_is_found_before_the_run(refuse, tmp_path, save, value):
+    """Also in the last test sample, and in data of any shape."""
+    values = np.random.default_rng(0).random((120, 8, 8))
+    values[-1, 7, 0] = value
+    parts = {"train": slice(0, 96), "test": slice(96, 120)}
+    for kinds, cure in (
+        (("images", "labels"), "leave this image out, or set its pixels"),
+        (("inputs", "targets"), 'if it stands for a missing value, missing="mean" fills it'),
+    ):
+        made, path = {kinds[0]: values, kinds[1]: np.arange(120) % 3}, tmp_path / f"{kinds[0]}.npz"
+        save(
+            path,
+            **{f"{part}_{key}": made[key][rows] for part, rows in parts.items() for key in made},
+        )
+        line = refuse(f'{quoted(path)} model="mlp"')
+        where = f"{path}: test_{kinds[0]}[23]"
+        assert line == f"{where} holds NaN or infinity; must be finite ({cure})"
+
+
 def test_a_table_whose_rows_are_all_of_one_class(refuse, tmp_path):
     (tmp_path / "one.csv").write_text("age,died\n" + "".join(f"{row},no\n" for row in range(9)))
     assert refuse(quoted(tmp_path / "one.csv") + ' model="mlp"') == (
