@@ -19,7 +19,7 @@ def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -
     """
     rows = dataset.rows if dataset.inputs.image else None
     arrays = rows.arrays if rows else ()
-    pixels = (note for array in arrays for note in _of_pixels(array))
+    pixels = (note for array in arrays for note in of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
     groups = _of_groups(dataset, split, partitioner)
     floats = () if task == "regression" else _of_floats(dataset)
@@ -43,7 +43,8 @@ def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:
         )
 
 
-def _of_pixels(array: Array) -> Iterator[str]:
+def of_pixels(array: Array) -> Iterator[str]:
+    """Tell of pixels that mean and deviation 0.5 would not normalize; reads the first megabytes."""
     values = array.first(LOOKED_AT)
     values = values[np.isfinite(values)]
     if not len(values):
@@ -57,11 +58,13 @@ def _of_pixels(array: Array) -> Iterator[str]:
     if array.dtype != np.uint8 and (low < 0 or high > 1):
         yield (
             f"{array.path}: {array.key}: float pixels from {low:g} to {high:g} are used as they "
-            f"are, but models expect 0..1{_cure(high)}"
+            f"are, but models expect 0..1{_cure(low, high)}"
         )
 
 
-def _cure(high: float) -> str:
+def _cure(low: float, high: float) -> str:
+    if -1 <= low < 0 < high <= 1:
+        return "; if they are -1..1, add 1 and divide by 2"
     if high <= SCALED:
         return ""
     if high <= 255:

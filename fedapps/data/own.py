@@ -12,6 +12,7 @@ from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.folders import PICTURES
 from fedapps.data.forms.folders import unlabelled as pictures
 from fedapps.data.forms.form import TABLES, File, kind_of
+from fedapps.data.notes import of_pixels
 from fedapps.data.npz import Rows, held, samples
 from fedapps.data.spec import FLOAT, PLAIN, WHOLE, Spec, image_spec
 
@@ -97,9 +98,9 @@ def unlabelled(
     """Open samples without targets: the key `images` (`inputs`) of an .npz, or `test_images`.
 
     Or a picture, a folder of pictures, or a table with the `columns` of the model. With `gaps`,
-    values may be missing; a `copy` of a data frame has rows instead of lines. If the table has the
-    `client_column` of the run, each window has rows of one client. Raises `RunError` if they are
-    not what the model takes.
+    values may be missing; a `copy` of what is in memory has rows instead of lines. If the table has
+    the `client_column` of the run, each window has rows of one client. Float pixels beyond 0..1 are
+    told of, as in a simulation. Raises `RunError` if they are not what the model takes.
     """
     word, told = "images" if inputs.image else "inputs", list[str]()
     if inputs.image and (path.is_dir() or (kind_of(path) in PICTURES and path.exists())):
@@ -136,7 +137,6 @@ def unlabelled(
     if found.choices > inputs.choices:
         known = f"0..{inputs.choices - 1}"
         raise RunError(f"{path}: token {found.choices - 1} found; the model takes {known}")
-    rows = Rows((array,), gaps, tuple(told))
-    if inputs.image:
-        check_pixels(rows)
-    return rows
+    of_images = of_pixels(array) if inputs.image else ()
+    told += [line.replace(str(path), "x") if copy else line for line in of_images]
+    return Rows((array,), gaps, tuple(told))

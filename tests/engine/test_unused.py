@@ -270,6 +270,11 @@ def test_arrays_that_nothing_reads_are_told(folder, tmp_path):
         "float pixels from -2 to 2 are used as they are, but models expect 0..1",
     ),
     (
+        np.linspace(-1, 1, 144, dtype=np.float32).reshape(9, 4, 4),
+        [0, 1, 2] * 3,
+        "but models expect 0..1; if they are -1..1, add 1 and divide by 2",
+    ),
+    (
         np.ones((9, 4, 4), np.uint8),
         [0, 1, 2] * 3,
         "uint8 pixels are 0 and 1, and will be divided by 255; multiply them by 255, or ",
