@@ -387,6 +387,38 @@ def test_hooks_find_the_model_alike_whoever_had_it_before(settings):
         assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
 
 
+class Forgetful(BaseClient):
+    """What a client has set on itself, and what it has remembered, whenever it is asked."""
+
+    seen: ClassVar[list] = []
+
+    def before_training(self, plan):
+        self.seen.append(("before", getattr(self, "rounds", None)))
+        self.rounds = 1
+        return Costs()
+
+    def after_training(self, plan):
+        rounds = self.kept("mine/").get("rounds", np.zeros(1)) + 1
+        self.remember("mine/", {"rounds": rounds})
+        self.seen.append(("after", self.rounds))
+        return Costs()
+
+    def before_scoring(self, plan):
+        self.seen.append(("score", getattr(self, "rounds", None)))
+        self.remember("mine/", {"rounds": self.kept("mine/")["rounds"] + 100})
+        return Costs()
+
+
+def test_a_client_object_lives_for_one_round_and_its_state_for_all(settings):
+    """As the page of hooks says, in the same lines."""
+    run = rehearse(HeadThenBody, Forgetful, settings("fraction-train=1"))
+    for round_ in (1, 2):
+        run.train(0, run.strategy.plan(round_, 0))
+        run.evaluate(client=0)
+    assert Forgetful.seen == [("before", None), ("after", 1), ("score", None)] * 2
+    assert run.clients[0]["mine/rounds"].tolist() == [2]
+
+
 def test_another_methods_strategy_knows_the_devices_that_are_there(flat_config):
     """Plans may depend on how many samples one has, and who is there changes with each round."""
 
