@@ -284,6 +284,7 @@ def _place(context: Context) -> tuple[Workspace, Device | None]:
     """Return this SuperNode's workspace (with the device's or the run's data), and its device."""
     device = Device.of(context.node_config)
     settings = _read(context)
+    spending.check_noise(settings.dp, device.budget if device else None)
     return (device_workspace(settings, device) if device else workspace(settings)), device
 
 

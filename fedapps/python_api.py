@@ -270,7 +270,7 @@ def run(
         else:
             flat |= options.parse_option(str(given), "config")
     keywords.refuse_arguments(flat)
-    wanted = serial.absolute(config.applied(flat))
+    wanted = serial.absolute(config.applied(flat, str(keys.get("model", ""))))
     with undisturbed(), telling(progress):
         folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
     return Run(folder, str(wanted["model"]))

@@ -102,24 +102,27 @@ def parse(texts: Sequence[str]) -> dict[str, Scalar]:
     parser would replace the whole table of a method.) If `resume` names a run directory, the
     settings of that run come before the options.
     """
-    return applied(options.parse_options(texts))
+    return applied(options.parse_options(texts), options.named_model(texts))
 
 
-def applied(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Apply flat keys to the defaults as `parse` does; raises `RunError` for an unknown key."""
+def applied(changes: Mapping[str, Scalar], trust: str = "") -> dict[str, Scalar]:
+    """Apply flat keys to the defaults as `parse` does; raises `RunError` for an unknown key.
+
+    `trust` is as in `check_code`.
+    """
     known = defaults()
     for key in changes:
         if key not in known:
             raise RunError(f"unknown key {key}{key_meant(key, known)}; {ALL_KEYS}")
-    return known | resumed_from(changes) | dict(changes)
+    return known | resumed_from(changes, trust) | dict(changes)
 
 
-def resumed_from(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def resumed_from(changes: Mapping[str, Scalar], trust: str = "") -> dict[str, Scalar]:
     """Return the run-config of the run directory that `resume` names; empty if it names none."""
     folder = str(changes.get("resume", ""))
     if folder in ("", LATEST):
         return {}
-    check_code(expanded(folder, "resume"), str(changes.get("model", "")))
+    check_code(expanded(folder, "resume"), trust)
     return stored(expanded(folder, "resume"))
 
 
@@ -148,20 +151,29 @@ def check_code(folder: Path, trust: str = "") -> None:
     `trust` is this file, or a value of `model`, as named by whoever uses the run. Raises `RunError`
     if it is another one, and as `stored` does.
     """
-    named = model_file(str(stored(folder).get("model", "")))
-    place, run = APP / expanded(named[0] if named else "", "model"), folder.absolute()
-    while (run.parent / "config.toml").exists():  # as of its `best/`
-        run = run.parent
-    beside = lies_in(place, run.parent) and not lies_in(place, APP)
-    if not named or not (beside or lies_in(place, run)):
+    if not (place := code_beside(folder)):
         return
     trusted = APP / expanded((model_file(trust) or (trust, ""))[0])
     if trusted.resolve() != place.resolve():
         raise RunError(
-            f'{folder}: model = "{named[0]}": this code lies beside the run, so it can have come'
-            f" with it from somebody else; read it, and if it may run, add --trust {named[0]} (to"
-            " --resume: -c model=..., in Python: trust=...)"
+            f"{folder}: model: {place} lies beside the run, so this code can have come with it from"
+            f" somebody else; read it, and if it may run, add --trust {place} (to --resume: -c"
+            " model=..., in Python: trust=...)"
         )
+
+
+def code_beside(folder: Path) -> Path | None:
+    """Return the file of a run's model if it can have come with the run directory; else None."""
+    named = model_file(str(stored(folder).get("model", "")))
+    if not named:
+        return None
+    place = APP / expanded(named[0], "model")
+    for run in (Path(os.path.normpath(folder.absolute())), folder.resolve()):
+        while (run.parent / "config.toml").exists():  # as of its `best/`
+            run = run.parent
+        if lies_in(place, run) or (lies_in(place, run.parent) and not lies_in(place, APP)):
+            return place
+    return None
 
 
 def to_toml(flat: Mapping[str, Scalar], purpose: str = "repeat") -> str:

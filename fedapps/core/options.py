@@ -86,7 +86,7 @@ def parse_option(option: str, name: str = NAME) -> Flat:
     Two things that Flower skips silently are refused: words that belong to no pair, and keys that
     occur twice.
     """
-    if option.endswith(".toml") and ("=" not in option or _exists(option)):
+    if _is_file(option):
         return _read_file(option, name)
     pairs = _PAIR.findall(option)
     rest = " ".join(_PAIR.sub(" ", option).split())
@@ -107,6 +107,15 @@ def parse_option(option: str, name: str = NAME) -> Flat:
 def parse_options(texts: Iterable[str]) -> Flat:
     """Parse the texts of all `-c` options; for each key the last value wins. Raises `RunError`."""
     return {key: value for text in texts for key, value in parse_option(text).items()}
+
+
+def named_model(texts: Iterable[str]) -> str:
+    """Return the `model` among key=value pairs: files can be somebody else's, and do not count."""
+    return str(parse_options(text for text in texts if not _is_file(text)).get("model", ""))
+
+
+def _is_file(option: str) -> bool:
+    return option.endswith(".toml") and ("=" not in option or _exists(option))
 
 
 def quoted(option: str) -> str:

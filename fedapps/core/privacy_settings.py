@@ -1,6 +1,7 @@
 """The keys of the general table `dp`, differential privacy."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -15,6 +16,11 @@ from fedapps.core.schema import (
 )
 
 SEEDED = "noise from the seed: not private"  # what stands beside an epsilon that holds for nobody
+
+
+def is_seeded(flat: Mapping[str, Any]) -> bool:
+    """Tell whether a run-config has noise, but noise that everybody can compute from the seed."""
+    return bool(flat.get("dp.noise-multiplier")) and not flat.get("dp.secret-noise")
 
 
 class PrivacySettings(MethodSettings, frozen=True):

@@ -91,6 +91,14 @@ def file_of(module: str) -> Path:
     return Path(str(sys.modules[module].__file__))
 
 
+def remember(cls: type) -> None:
+    """Remember the files that a method's class comes from; called as Python makes the class."""
+    for module in (base.__module__ for base in cls.__mro__):
+        if module.startswith((STRATEGIES + ".", CLIENTS + ".")):
+            with suppress(OSError):  # its file is gone
+                loaded(module)
+
+
 def loaded(module: str) -> bytes:
     """Return the file of a method's module as this process has loaded it.
 
@@ -106,17 +114,11 @@ def _module(package: str, name: str) -> ModuleType:
     check(name)
     path = f"{package}.{name}"
     try:
-        module = importlib.import_module(path)
+        return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
         raise RunError(f"{path}: no such module; method {name} needs it") from error
-    if path not in _loaded:
-        for other in [*sys.modules]:  # it may have loaded other ones
-            if other.startswith((STRATEGIES + ".", CLIENTS + ".")):
-                with suppress(OSError):  # its file is gone
-                    loaded(other)
-    return module
 
 
 def _own_class(module: ModuleType, base: type, name: str) -> type:

@@ -29,7 +29,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
-from fedapps.engine.store import EARLIER_RUN, OTHER_DATA, ClientStore
+from fedapps.engine.store import CHANGED, EARLIER_RUN, ClientStore
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
@@ -104,14 +104,14 @@ class Device(NodeConfig):
         A new run keeps or resets the state of an earlier run, according to `client-state`. A
         resumed run gets the state of the last round that no resumption has undone. Runs that
         differ, for example, in `head-layers` or in the method's own keys have separate states,
-        because other layers can be personal in them: a server must not get a layer that an earlier
-        run has promised to leave here. Raises `RunError` if another client has its state in the
-        same folder, and before anything is touched if the run begins here beyond the budget.
+        because other layers can be personal in them, which an earlier run has promised to leave
+        here. Raises `RunError` if another client has its state in the same folder, and before
+        anything is touched if the run begins here beyond the budget.
         """
         settings = space.settings
         values = defaults() | dict(settings.flat)
         tables = tables_in_use(values) - TABLES.keys()  # also that of a method to build on
-        own = {key: value for key, value in values.items() if key.partition(".")[0] in tables}
+        own = {key: v for key, v in values.items() if key.partition(".")[0] in tables}
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
         text = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest()[:8]
@@ -143,7 +143,7 @@ class Device(NodeConfig):
                 store.roll_back(min(info.resumed[before.attempt :]))
             if before.data not in ("", now.data):
                 log.warning("client %s: its data have changed since the run began", self.client)
-                write_whole(folder / OTHER_DATA, b"", durable=True)
+                write_whole(folder / CHANGED, b"", durable=True)
         else:
             whole = space.dataset.num_train == len(space.dataset.target_values)
             drawn = not now.last and before and before.data not in ("", now.data)

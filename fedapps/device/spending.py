@@ -72,7 +72,10 @@ def count(dp: PrivacySettings, state_dir: Path, budget: float | None, delta: flo
         write_whole(state_dir / FILE, content, durable=True)
 
 
-def _check(dp: PrivacySettings, spent: Spent, budget: float, most: float) -> None:
+def check_noise(dp: PrivacySettings, budget: float | None) -> None:
+    """Raise `RunError` if a device with a budget is in a run without noise that protects it."""
+    if budget is None:
+        return
     if not dp.noise:
         raise RunError(
             f"dp-budget = {budget:g}: the run has no noise, so its epsilon has no limit; it needs"
@@ -83,6 +86,10 @@ def _check(dp: PrivacySettings, spent: Spent, budget: float, most: float) -> Non
             f"dp-budget = {budget:g}: the run's noise comes from its seed, which the server knows;"
             " it needs dp.secret-noise=true"
         )
+
+
+def _check(dp: PrivacySettings, spent: Spent, budget: float, most: float) -> None:
+    check_noise(dp, budget)
     delta = min(dp.delta, most)
     if math.isinf(epsilon(spent, delta)):
         raise RunError(

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from fedapps.core import config
 from fedapps.core.files import write_whole, writing
 from fedapps.engine import checkpoint
 from fedapps.engine.checkpoint import Checkpoint
@@ -20,7 +21,9 @@ CONFIG = "config.toml"
 
 def look(run: Path) -> str:
     """Return the command that scores a run directory, or its `best/`, on test samples."""
-    return f"fedapps evaluate {shlex.quote(str(run))} -c evaluate-on=test"
+    code = config.code_beside(run)
+    trust = f" --trust {shlex.quote(str(code))}" if code else ""
+    return f"fedapps evaluate {shlex.quote(str(run))} -c evaluate-on=test{trust}"
 
 
 def keep(run: Path, found: Checkpoint) -> None:

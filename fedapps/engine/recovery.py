@@ -98,7 +98,9 @@ class Recovery:
 
     def goes_on(self, run: Path) -> None:
         """Remove what a longer run does not have, now that nothing refuses to resume it."""
-        if self.outdated:
+        kept = checkpoint.rounds(run / directory.BEST)
+        later = any(round_ >= self.done for round_ in kept)  # an older one was the best, once
+        if self.outdated and (self.settings.keep_best or later):
             shutil.rmtree(run / directory.BEST, ignore_errors=True)
 
     def before_sending(self, report: Report, strategy: BaseStrategy) -> None:

@@ -164,6 +164,8 @@ def interrupted(report: Report) -> str:
     done, total = report.last_round, report.settings.num_rounds
     if checkpoint.rounds(report.folder):
         how = f"fedapps serial --resume {shlex.quote(str(report.folder))}"
+        if config.code_beside(report.folder):
+            how += f" -c {shlex.quote('model=' + literal(report.settings.model))}"
         return f"interrupted after round {done} of {total}; to resume: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"

@@ -27,7 +27,7 @@ EARLIER_RUN = 0  # version number of a state that a device takes over from an ea
 # The key of the metadata: a digest of the tensors, and who wrote them. (The order of several keys
 # would be another in each file.)
 _ABOUT = "blake2b"
-OTHER_DATA = "data-changed"  # a file that is there once the data are others than at the begin
+CHANGED = "data-changed"  # a file that is there once the data are others than at the begin
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
@@ -114,7 +114,7 @@ class ClientStore:
         newest = None if found == NONE else found
         self._delete(v for v in self._versions() if v != newest or not from_newest)
         with writing(self.folder):
-            (self.folder / OTHER_DATA).unlink(missing_ok=True)
+            (self.folder / CHANGED).unlink(missing_ok=True)
         if newest is not None and from_newest:
             with writing(self.folder):
                 self._path(newest).replace(self._path(EARLIER_RUN))
@@ -123,7 +123,7 @@ class ClientStore:
     @property
     def has_other_data(self) -> bool:
         """Whether the client's data have changed during the run."""
-        return (self.folder / OTHER_DATA).exists()
+        return (self.folder / CHANGED).exists()
 
     def advice(self, round_: int) -> str:
         """Say what to do if training from the state before `round_` fails.

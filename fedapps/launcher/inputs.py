@@ -11,7 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapps.core.errors import RunError
-from fedapps.core.options import flat, parse_option, parse_options, quoted
+from fedapps.core.options import flat, named_model, parse_option, parse_options, quoted
 from fedapps.core.words import did_you_mean, key_meant
 
 FEDERATION = "--federation-config"
@@ -44,7 +44,7 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     if not values:
         yield []
         return
-    values = config.resumed_from(values) | values
+    values = config.resumed_from(values, named_model(options)) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")
@@ -98,7 +98,8 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     if known != config.defaults():  # another app, or another version of this one
         return ""
     try:  # a resumed run uses its own settings, except for those that are given
-        config.read_general(known | config.resumed_from(given) | given)
+        before = config.resumed_from(given, named_model(options))
+        config.read_general(known | before | given)
     except RunError as error:
         return str(error)
     return ""

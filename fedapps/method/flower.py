@@ -14,6 +14,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedapps.core import registry
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.jobs import alone
@@ -41,7 +42,15 @@ class Callbacks(Protocol):
         """Collect the replies of an evaluation."""
 
 
-class BaseStrategy(StrategyHooks, Strategy):
+class _Remembered:
+    """A class whose code is remembered as it was when Python loaded it."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        registry.remember(cls)
+
+
+class BaseStrategy(StrategyHooks, Strategy, _Remembered):
     """The base class of strategies: a method's hooks, and Flower's loop over the rounds.
 
     The model lives in `arrays`, not in Flower's records.
@@ -94,7 +103,7 @@ class BaseStrategy(StrategyHooks, Strategy):
         """Print nothing when Flower asks for a summary: the report's header has it all."""
 
 
-class BaseClient(ClientHooks, NumPyClient):
+class BaseClient(ClientHooks, NumPyClient, _Remembered):
     """The base class of clients: a method's hooks, and the rounds in which they are called."""
 
     def train_round(self, plan: Plan, received: Arrays) -> ClientUpdate:

@@ -72,11 +72,12 @@ class Means:
     initial: Value = None
     personalized: Value = None
     evaluated: int | None = None  # number of evaluated clients
+    scored: int = 0  # those that have the metric after personalization
     columns: Mapping[str, Value] = field(default_factory=dict)
 
     def with_the_worst(self, more: int) -> float:
         """Return the personalized mean if so many more clients were as bad as the worst one."""
-        mean, count = self.personalized or 0.0, self.evaluated or 0
+        mean, count = self.personalized or 0.0, self.scored
         worst = self.columns["least_personalized"] if more else None
         return mean if worst is None else (count * mean + more * worst) / (count + more)
 
@@ -200,6 +201,7 @@ def means(results: Sequence[ClientEval], columns: Columns) -> Means:
         initial=found[lead.initial],
         personalized=found[lead.personalized],
         evaluated=len(results) or None,
+        scored=len(scores),
         columns=found,
     )
 

@@ -445,8 +445,12 @@ def mine(tmp_path, monkeypatch):
         sys.modules.pop(f"{package}.mine", None)
 
 
-def test_the_record_of_a_run_is_of_the_code_that_was_loaded(run, mine):
-    """A notebook keeps the code of its first run, whatever is written into the files since."""
+@pytest.mark.parametrize("imported", [False, True])
+def test_the_record_of_a_run_is_of_the_code_that_was_loaded(imported, run, mine):
+    """A notebook keeps the code of its first run, whatever is written into the files since.
+
+    Or of its own imports before it.
+    """
 
     def done():
         found = run(strategy="mine")
@@ -454,6 +458,14 @@ def test_the_record_of_a_run_is_of_the_code_that_was_loaded(run, mine):
         about = json.loads((found.path / "run.json").read_text("utf-8"))
         return about["fingerprints"]["code"], [line for line in lines if "this process" in line]
 
+    if imported:
+        codes = [file.read_bytes() for file in mine]
+        for package, file in zip(("strategies", "clients"), mine, strict=True):
+            importlib.import_module(f"{package}.mine")
+            file.write_text(file.read_text() + "\nLATER = 2\n")
+        assert len(done()[1]) == 2
+        for file, code in zip(mine, codes, strict=True):
+            file.write_bytes(code)
     first, told = done()
     assert told == []
     for number, file in enumerate(mine, 1):

@@ -299,6 +299,19 @@ def test_a_finished_run_of_other_data_or_code_is_not_taken(
         sweep_.Sweep(folder.parent, [point], jobs=1).run()
 
 
+def test_a_finished_run_whose_data_are_gone_counts_as_it_is(
+    serial_run, flat_config, make_npz, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(workers, "SPAWN", None)
+    data = make_npz(tmp_path / "gone.npz")
+    keys = f'dataset="{data}"'
+    folder, point = serial_run(keys, 'run-name="mine"'), Point("mine", flat_config(keys))
+    Path(data).unlink()
+    sweep_.Sweep(folder.parent, [point], jobs=1).run()
+    line = f"warning: {folder}: counts as it is, as samples and code cannot be checked: {data}: "
+    assert line in capsys.readouterr().out
+
+
 def test_a_run_of_another_process_is_not_deleted(tmp_path, monkeypatch):
     """Where it has no checkpoint yet, and the other process is no sweep, or on another machine."""
 

@@ -141,15 +141,19 @@ def test_a_run_that_has_used_a_budget_up_scores_the_device_to_its_end(device_run
     assert left_out(read_csv, folder).keys() == {"1"} and files_of(nodes[1]) == before
 
 
-def test_with_a_budget_a_device_answers_no_question(flat_config, nodes):
+@pytest.mark.parametrize(("secret", "told"), [
+    ("true", "samples: answers get no noise"),
+    ("false", "the run's noise comes from its seed"),  # be it of the device's latest run
+])  # fmt: skip
+def test_with_a_budget_a_device_answers_no_question(secret, told, flat_config, nodes):
     """Whatever the noise: answers have none, and are not counted."""
     nodes[0]["dp-budget"] = 8.0
-    options = 'strategy="fedavg" dp.mode="central" dp.noise-multiplier=1.0 dp.secret-noise=true'
+    options = f'strategy="fedavg" dp.mode="central" dp.secret-noise={secret}'
     grid = SerialGrid(client_app.app, flat_config(DEVICES, options), 1)
     (node,) = grid.get_node_ids()
     grid.contexts[node].node_config = nodes[0]
     sent = grid.push_messages([pack_question([0], node, "samples", "")])
-    with pytest.raises(RunError, match=r"^dp-budget = 8: samples: answers get no noise"):
+    with pytest.raises(RunError, match=f"^dp-budget = 8: {told}"):
         grid.pull_messages(sent)
 
 

@@ -661,12 +661,13 @@ def test_the_best_round_is_scored_as_an_end(serial_run, read_csv, scored, capsys
 
 
 def test_a_best_round_that_was_not_kept_is_not_told_to_be_there(serial_run, scored, capsys):
-    scored(0.5, 0.4, 0.9)
+    scored(0.5, 0.4, 0.9, 0.2)
     folder = serial_run(f"num-rounds=2 keep-best=true {VALIDATION}")
     assert "the best round on validation samples is 1" in capsys.readouterr().out
     resumed(folder, "num-rounds=3 keep-best=false")
-    assert FinishedRun.open(folder / directory.BEST).round == 1
     assert "to score it on test samples" not in capsys.readouterr().out
+    resumed(folder, "num-rounds=4 keep-best=false")
+    assert FinishedRun.open(folder / directory.BEST).round == 1  # which was the best of two
 
 
 def test_a_run_that_stopped_before_it_kept_its_best_round(serial_run, scored, monkeypatch):

@@ -19,7 +19,7 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.device import personalized, run_models
 from fedapps.device.adopting import adopt
-from fedapps.engine import checks
+from fedapps.engine import best, checks
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
 from fedapps.models import own
@@ -472,7 +472,9 @@ def test_an_exported_model_runs_the_file_in_models_alone(
     assert found.settings.model == "models/elsewhere.py:make"
 
 
-@pytest.mark.parametrize("place", ["in it", "beside it", "below the app", "of a colon", "best"])
+@pytest.mark.parametrize("place", [
+    "in it", "beside it", "below the app", "of a colon", "best", "..", "link",
+])  # fmt: skip
 def test_code_that_can_have_come_with_a_run_is_not_run(
     place, tmp_path, tmp_path_factory, serial_run, monkeypatch
 ):
@@ -488,11 +490,21 @@ def test_code_that_can_have_come_with_a_run_is_not_run(
     code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{NET}")
     settings = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(re.sub('model = ".*"', f'model = "{name}"', settings))
-    wanted = re.escape("this code lies beside the run, so it can have come with it")
+    wanted = re.escape("lies beside the run, so this code can have come with it")
     if place == "best":
         shutil.copytree(folder, folder / "best")
         folder = folder / "best"
-    for use in (FinishedRun.open, lambda run: config.parse([f'resume="{run}"'])):
+    if place == "..":
+        monkeypatch.chdir(folder / "checkpoint")
+        folder = Path("..")
+    if place == "link":
+        (tmp_path / "linked").symlink_to(folder)
+        folder = tmp_path / "linked"
+    resume = f'resume = "{folder.absolute()}"'
+    told = re.sub("^resume = .*", resume, (folder / "config.toml").read_text(), flags=re.M)
+    (folder / "resume.toml").write_text(told)  # names the model, too, but is the stranger's
+    for use in (FinishedRun.open, lambda run: config.parse([resume.replace(" ", "")]),
+                lambda run: config.parse([str(run / "resume.toml")])):  # fmt: skip
         with pytest.raises(RunError, match=wanted):
             use(folder)
     assert (
@@ -512,8 +524,9 @@ def test_whoever_has_read_the_code_beside_a_run_can_use_it(name, tmp_path, monke
     model = f"{tmp_path}/{name}"
     made = fedapps.run(flat, progress=False, strategy="fedper", runs_dir=".", model=model)
     run = str(made.path)
-    with pytest.raises(RunError, match=r"add --trust .*net\.py"):
+    with pytest.raises(RunError, match=rf"add --trust {tmp_path}/net\.py"):
         fedapps.load(run).model(0)
+    assert best.look(made.path).endswith(f"-c evaluate-on=test --trust {tmp_path}/net.py")
     found = [got.model(0).state_dict() for got in (made, fedapps.load(run, trust="net.py"))]
     assert all(torch.equal(found[0][key], value) for key, value in found[1].items())
     export = ["export", run, "--output", "a.safetensors"]

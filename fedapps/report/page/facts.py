@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedapps.core import config, words
-from fedapps.core.privacy_settings import SEEDED
+from fedapps.core.privacy_settings import SEEDED, is_seeded
 from fedapps.core.schema import literal
 from fedapps.report import devices, directory
 from fedapps.report.columns import MEASURED, SPREAD, VIRTUAL, Columns
@@ -276,9 +276,9 @@ def _epsilon(run: RunFiles) -> list[Tile]:
     """Return the latest epsilon; none without privacy."""
     known = [row for row in run.rounds if row.get("epsilon")]
     value = number(known[-1], "epsilon") if known else None
-    delta, secret = run.config.get("dp.delta"), run.config.get("dp.secret-noise")
+    note = SEEDED if is_seeded(run.config) else f"delta {run.config.get('dp.delta')}"
     told = "inf" if value is None else f"{value:.4g}"
-    return [Tile("epsilon", told, f"delta {delta}" if secret else SEEDED)] if known else []
+    return [Tile("epsilon", told, note)] if known else []
 
 
 def _partition(c: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from fedapps.core import words
-from fedapps.core.privacy_settings import SEEDED
+from fedapps.core.privacy_settings import SEEDED, is_seeded
 from fedapps.drawing.charts import (
     ANY,
     POSITIVE,
@@ -42,7 +42,7 @@ def curves(run: RunFiles) -> list[Chart]:
     found = [_scores(run.lead, evaluated)] if len(evaluated) > 1 else []
     loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
     found += _over_rounds(loss, run, "train_loss", ANY)
-    note = "" if run.config.get("dp.secret-noise") else SEEDED
+    note = SEEDED if is_seeded(run.config) else ""
     spent = Chart("epsilon", "Privacy spent", "round", "epsilon so far", note)
     return found + _over_rounds(spent, run, "epsilon", POSITIVE)
 
