@@ -252,10 +252,9 @@ def run(
         run = fedapps.run(strategy="fedprox", num_rounds=3, fedprox={"prox_mu": 1.0})
         run = fedapps.run("config.toml", seed=1, data_root=Path("data"))
 
-    `configs` are what `-c` takes, or mappings, and `keys` are single keys with `_` for `-`; later
-    ones win. A `Path` is taken as absolute. With `progress`, lines are printed; a notebook shows
-    the newest one only. Without it, nothing is: log.txt has all lines. `plots` draws plots and
-    page. Threads that call this take turns. Ctrl-C ends the run after writing what it has.
+    `configs` are what `-c` takes, or mappings; `keys` are single keys with `_` for `-`; later ones
+    win. With `progress`, lines are printed (in a notebook the newest one); log.txt has all. `plots`
+    draws plots and page. Calls in threads take turns. Ctrl-C ends it after writing what it has.
 
     Raises `RunError` of one line for settings or files that do not work, and, unless `keep_going`,
     `ClientError` with a client's own error as its cause.
@@ -270,7 +269,8 @@ def run(
         else:
             flat |= options.parse_option(str(given), "config")
     keywords.refuse_arguments(flat)
-    wanted = serial.absolute(config.applied(flat, str(keys.get("model", ""))))
+    trust = str(keywords.read(keys).get("model", ""))  # in a config it can be somebody else's
+    wanted = serial.absolute(config.applied(flat, trust))
     with undisturbed(), telling(progress):
         folder = serial.run_serial(wanted, keep_going=keep_going, plots=plots)
     return Run(folder, str(wanted["model"]))

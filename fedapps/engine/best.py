@@ -21,7 +21,7 @@ CONFIG = "config.toml"
 
 def look(run: Path) -> str:
     """Return the command that scores a run directory, or its `best/`, on test samples."""
-    code = config.code_beside(run)
+    code = config.code_beside(run.parent if run.name == directory.BEST else run)
     trust = f" --trust {shlex.quote(str(code))}" if code else ""
     return f"fedapps evaluate {shlex.quote(str(run))} -c evaluate-on=test{trust}"
 

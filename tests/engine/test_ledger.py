@@ -204,7 +204,8 @@ def test_runs_of_a_federation_are_entered_and_add_up(
     ]  # fmt: skip
     found = [read_summary(folder)["epsilon_of_federation"] for folder in (first, second)]
     assert found == pytest.approx([alone_, both])
-    told = ("epsilon of the federation", f"{both:.4g} in 2 runs")
+    line = f"{both:.4g} in 2 runs; noise from the seed: not private"
+    told = ("epsilon of the federation", line)
     assert told in summary._privacy(read_summary(second), config.read(config.stored(second)))
     manifest = json.loads((second / "model.manifest.json").read_text())
     digest = hashlib.sha256((second / "model.safetensors").read_bytes()).hexdigest()

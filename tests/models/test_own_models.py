@@ -534,7 +534,11 @@ def test_whoever_has_read_the_code_beside_a_run_can_use_it(name, tmp_path, monke
         assert [cli.main([*command, *more]) for more in ([], ["--trust", "net.py"])] == [1, 0]
     resume = ["serial", "--resume", run, "-c", "num-rounds=3"]
     assert [cli.main([*resume, *more]) for more in ([], ["-c", f"model={model}"])] == [1, 0]
-    assert fedapps.load(run).rounds["round"].max() == 3 and fedapps.load(run).events.empty
+    longer = {"resume": run, "num_rounds": 4, "progress": False}
+    with pytest.raises(RunError, match="add --trust"):
+        fedapps.run({"model": model}, **longer)  # such as the config of a run
+    fedapps.run(**longer, model=model)
+    assert fedapps.load(run).rounds["round"].max() == 4 and fedapps.load(run).events.empty
 
 
 def test_the_example_of_the_page_works(mine, capsys):
