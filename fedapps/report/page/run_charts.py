@@ -42,7 +42,7 @@ def curves(run: RunFiles) -> list[Chart]:
     found = [_scores(run.lead, evaluated)] if len(evaluated) > 1 else []
     loss = Chart("loss", "Training loss", "round", "mean loss over trained samples")
     found += _over_rounds(loss, run, "train_loss", ANY)
-    note = SEEDED if is_seeded(run.config) else ""
+    note = SEEDED.capitalize() if is_seeded(run.config) else ""
     spent = Chart("epsilon", "Privacy spent", "round", "epsilon so far", note)
     return found + _over_rounds(spent, run, "epsilon", POSITIVE)
 
