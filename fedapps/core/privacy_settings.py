@@ -87,6 +87,11 @@ class PrivacySettings(MethodSettings, frozen=True):
         return bool(self.noise) and self.secret_noise
 
     @property
+    def seeded(self) -> bool:
+        """Whether there is noise, but noise that everybody can compute from the seed."""
+        return bool(self.noise) and not self.secret_noise
+
+    @property
     def suspicion(self) -> str:
         """Says that its noise may be why numbers get too large; empty without noise."""
         text = f"; the noise of dp.noise-multiplier = {self.noise:g} may be too much"

@@ -93,10 +93,15 @@ def file_of(module: str) -> Path:
 
 def remember(cls: type) -> None:
     """Remember the files that a method's class comes from; called as Python makes the class."""
-    for module in (base.__module__ for base in cls.__mro__):
-        if module.startswith((STRATEGIES + ".", CLIENTS + ".")):
-            with suppress(OSError):  # its file is gone
-                loaded(module)
+    for module in modules_of(cls):
+        with suppress(OSError):  # its file is gone
+            loaded(module)
+
+
+def modules_of(*classes: type) -> set[str]:
+    """Return the modules of a method's classes, and of the methods' classes they are made from."""
+    names = {base.__module__ for cls in classes for base in cls.__mro__}
+    return {name for name in names if name.partition(".")[0] in (STRATEGIES, CLIENTS)}
 
 
 def loaded(module: str) -> bytes:

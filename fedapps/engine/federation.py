@@ -105,7 +105,7 @@ class Federation:
             parent=parent,
             round=recovery.done,
             mechanism=privacy.mechanism,
-            seeded=bool(s.dp.noise) and not s.dp.protects,
+            seeded=s.dp.seeded,
             releases=self._releases() + recovery.left,
             delta=s.dp.delta,
         )

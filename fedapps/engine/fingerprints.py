@@ -73,10 +73,8 @@ def outdated(strategy: BaseStrategy) -> list[str]:
 
 
 def _modules(strategy: BaseStrategy) -> set[str]:
-    """Return the modules of a method's two classes, and of those that they are made from."""
     client = registry.client_class(strategy.settings.strategy)
-    names = {cls.__module__ for cls in (*type(strategy).__mro__, *client.__mro__)}
-    return {n for n in names if n.partition(".")[0] in (registry.STRATEGIES, registry.CLIENTS)}
+    return registry.modules_of(type(strategy), client)
 
 
 def _code(files: Iterable[bytes]) -> str:

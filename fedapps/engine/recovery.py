@@ -17,6 +17,7 @@ from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.evaluations import is_due
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy_mode import RELEASES
+from fedapps.engine.store import CHANGED
 from fedapps.engine.versions import OTHER_DATA, StateVersions
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -24,7 +25,6 @@ from fedapps.report import directory
 from fedapps.report.report import Report, ReportState
 from fedapps.report.rows import Means
 
-CHANGED = "data-changed"  # kind of an event
 SPENT = "releases.json"  # counts the releases under differential privacy that have begun
 
 

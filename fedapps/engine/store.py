@@ -27,7 +27,7 @@ EARLIER_RUN = 0  # version number of a state that a device takes over from an ea
 # The key of the metadata: a digest of the tensors, and who wrote them. (The order of several keys
 # would be another in each file.)
 _ABOUT = "blake2b"
-CHANGED = "data-changed"  # a file that is there once the data are others than at the begin
+CHANGED = "data-changed"  # a file, and an event: the data are others than at the begin
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/

@@ -238,7 +238,7 @@ def _privacy(summary: Mapping[str, Any], settings: Settings) -> list[tuple[str, 
     rows = []
     if settings.secure_sum:  # it changes last digits only, so `changed` is without it
         rows.append(("secure sum", "the server saw only the sum of each round's updates"))
-    note = f"; {SEEDED}" if settings.dp.noise and not settings.dp.protects else ""
+    note = f"; {SEEDED}" if settings.dp.seeded else ""
     spent, of_federation = (summary.get(name) for name in EPSILONS)
     if spent is not None:
         rows.append(("epsilon spent", f"{float(spent):.4g}{note}"))
