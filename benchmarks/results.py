@@ -32,7 +32,6 @@ COLORS = {
     "pfl": "#f5b041",
     "pfl, 2 processes": "#d55e00",
     "Flower": "#cc79a7",
-    "BlazeFL": "#8e44ad",
 }
 HEAD = """# Results of the benchmarks
 

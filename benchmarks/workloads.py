@@ -52,7 +52,7 @@ WORKLOADS = {
         (
             *("floor", "floor, threads=2", "floor, 2 processes"),
             *("serial", "serial, threads=2", "workers=2", "Ray, 2 actors"),
-            *("pfl", "pfl, 2 processes", "Flower", "BlazeFL"),
+            *("pfl", "pfl, 2 processes", "Flower"),
         ),
         ("floor", "serial", "pfl, 2 processes"),
         same_work=True,
@@ -190,7 +190,7 @@ def command(name: str, work: Workload, rounds: int, place: Place, runs: Path) ->
 
 def _pfl(processes: int) -> Callable[[Place, list[str]], list[str] | str]:
     def words(place: Place, arguments: list[str]) -> list[str] | str:
-        programs, problem = environment("pfl", place.envs)
+        programs, problem = environment(place.envs)
         many = ["torchrun", "--standalone", "--nproc-per-node", f"{processes}"]
         start, *more = many if processes > 1 else ["python"]
         module = ["-m", "benchmarks.peers.pfl_research", *arguments]
@@ -203,8 +203,4 @@ def _flower(place: Place, arguments: list[str]) -> list[str] | str:
     return [sys.executable, "-m", "benchmarks.peers.flower", *arguments]
 
 
-def _blazefl(place: Place, arguments: list[str]) -> list[str] | str:
-    return environment("BlazeFL", place.envs)[1] or "there is no script for it yet"
-
-
-PEERS = {"pfl": _pfl(1), "pfl, 2 processes": _pfl(2), "Flower": _flower, "BlazeFL": _blazefl}
+PEERS = {"pfl": _pfl(1), "pfl, 2 processes": _pfl(2), "Flower": _flower}
