@@ -1,9 +1,8 @@
 """Make finished rows again, each from the config in its file, and compare all that comes out."""
 
-import queue
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from experiments.run.collect import measured
 from experiments.run.store import Run, Store
 from experiments.run.tuning import TRIAL
 from fedapps.cli.tables import Column, show
-from fedapps.compare.workers import Worker, stop
+from fedapps.compare.workers import Worker, crew
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
@@ -82,36 +81,21 @@ def quickest(
 
 def again(runs: Sequence[Run], runs_dir: Path, data_root: str, jobs: int) -> Iterator[Comparison]:
     """Make runs again in `jobs` processes; yield each as it ends."""
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    workers = [Worker() for _ in range(jobs)]
-    for worker in workers:
-        idle.put(worker)
-
-    def make(run: Run) -> Comparison:
-        worker, start = idle.get(), time.monotonic()
-        try:
-            return _made(run, worker, runs_dir, data_root, jobs)
-        except RunError as error:
-            return Comparison(run, {}, time.monotonic() - start, str(error))
-        finally:
-            idle.put(worker)
-
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        for done in as_completed([pool.submit(make, run) for run in runs]):
+    with crew(jobs) as submit:
+        for done in as_completed([submit(_made, run, runs_dir, data_root, jobs) for run in runs]):
             yield done.result()
-    finally:
-        stop(workers)
-        pool.shutdown(cancel_futures=True)
 
 
-def _made(run: Run, worker: Worker, runs_dir: Path, data_root: str, jobs: int) -> Comparison:
+def _made(worker: Worker, run: Run, runs_dir: Path, data_root: str, jobs: int) -> Comparison:
     name = f"again-{run.table}-{run.cell}-s{run.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     places: dict[str, Scalar] = {"runs-dir": str(runs_dir), "data-root": data_root}
     flat = config.defaults() | run.config | places | {"run-name": name}
     start = time.monotonic()
-    folder = worker.run(flat, runs_dir / f"{name}.log", plots=False, at_once=jobs)
-    found = measured(folder, flat, own=run.figures)
+    try:
+        folder = worker.run(flat, runs_dir / f"{name}.log", plots=False, at_once=jobs)
+        found = measured(folder, flat, own=run.figures)
+    except RunError as error:
+        return Comparison(run, {}, time.monotonic() - start, str(error))
     return Comparison(run, found, time.monotonic() - start)
 
 

@@ -4,18 +4,17 @@ Finished runs are not repeated, and interrupted runs go on from their last check
 command continues a sweep that was interrupted.
 """
 
-import queue
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedapps.compare.grid import Point
 from fedapps.compare.progress import Progress
-from fedapps.compare.workers import Worker, stop
+from fedapps.compare.workers import Worker, crew
 from fedapps.core import changes, config, log, registry
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import alone, writing
@@ -54,23 +53,15 @@ class Sweep:
         """
         todo = [point for point in self.points if not self._is_done(point)]
         at_once = min(self.jobs, len(todo))
-        workers = [Worker() for _ in range(at_once)]
-        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in workers:
-            idle.put(worker)
-        pool = ThreadPoolExecutor(max(1, at_once))
-        with _alone(self.folder / LOGS), _signals(), Progress(self.folder, todo) as progress:
+        progress = Progress(self.folder, todo)
+        with _alone(self.folder / LOGS), _signals(), progress, crew(at_once) as submit:
             progress.begin(len(self.points))
-            waiting = {pool.submit(self._work, point, idle, at_once): point for point in todo}
-            try:
-                while waiting:
-                    done, _ = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        progress.end(waiting.pop(future), future.result())
-                    progress.look()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                stop(workers)
+            waiting = {submit(self._work, point, at_once): point for point in todo}
+            while waiting:
+                done, _ = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    progress.end(waiting.pop(future), future.result())
+                progress.look()
 
     def _is_done(self, point: Point) -> bool:
         """Tell whether a run has finished; raises `RunError` if another one is in its folder.
@@ -92,11 +83,10 @@ class Sweep:
             _check_same(folder, point.flat)
         return finished
 
-    def _work(self, point: Point, idle: "queue.SimpleQueue[Worker]", at_once: int) -> str:
+    def _work(self, worker: Worker, point: Point, at_once: int) -> str:
         """Run a point, one of `at_once`; return why it failed, or "" if it did not."""
         folder, said = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
-        worker = idle.get()
         try:
             if folder.exists() and checkpoint.rounds(folder):
                 flat |= {"resume": str(folder), "run-name": ""}
@@ -110,8 +100,6 @@ class Sweep:
         except (RunError, OSError) as error:
             self.failed[point.label] = str(error)
             return str(error)
-        finally:
-            idle.put(worker)
 
 
 def _check_same(folder: Path, flat: Mapping[str, Scalar]) -> None:

@@ -5,11 +5,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
@@ -54,6 +57,26 @@ class Worker:
         if error:
             raise RunError(f"{error}; see {log}")
         return Path(path)
+
+
+@contextmanager
+def crew(count: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Give submit(work, *arguments), with which one of `count` workers does work(worker, ...).
+
+    At the end, nothing that waits is begun, and all processes are ended.
+    """
+    own, workers = threading.local(), list[Worker]()
+
+    def begin() -> None:
+        own.worker = Worker()
+        workers.append(own.worker)
+
+    threads = ThreadPoolExecutor(max(1, count), initializer=begin)
+    try:
+        yield lambda work, *arguments: threads.submit(lambda: work(own.worker, *arguments))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        stop(workers)
 
 
 def stop(workers: Iterable[Worker]) -> None:
