@@ -5,7 +5,6 @@ and without messages, checks or files. Any error is raised as it is. What surrou
 out: the hooks of `Conversation`, privacy but for local noise, `server-data`, `server-optimizer`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,17 +65,14 @@ class Rehearsal:
         plan = self.strategy.evaluation_plan(max(self.round, 1), client)
         told = self.make(client).evaluate_round(plan, self._download(client, plan)).metrics
         values: dict[str, Any] = {}
+        names = self.strategy.task.sizes(self.strategy.workspace.dataset.targets)
         for when in ("initial", "personalized"):
-            counts = {name: np.array(told[f"{when}_{name}"]) for name in self._counted}
+            counts = {name: np.array(told[f"{when}_{name}"]) for name in names}
             values |= {f"{m.name}_{when}": m.of(counts) for m in self.strategy.task.metrics}
         for figure in (*self.strategy.figures, *GENERAL.values()):
             if figure.name in told:
                 values[figure.named(self.strategy.task.lead).name] = told[figure.name]
         return told | values
-
-    @property
-    def _counted(self) -> Iterable[str]:
-        return self.strategy.task.sizes(self.strategy.workspace.dataset.targets)
 
     def make(self, client: int) -> BaseClient:
         """Return a client as it begins a round, with a copy of its state as if read from disk."""
