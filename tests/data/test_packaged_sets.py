@@ -11,7 +11,7 @@ from sklearn import datasets
 
 from fedapps.core.errors import RunError
 from fedapps.data import load
-from fedapps.data.sources.shakespeare import VOCABULARY, decode, encode, spoken
+from fedapps.data.sources.shakespeare import VOCABULARY, encode, spoken
 
 PARTS = ("train", "test")
 
@@ -169,6 +169,10 @@ def test_speeches_are_without_markup_and_directions():
         ("FIRST", ["Well, --said I", "so? 'Yes'", "And more d--here."]),
         ("SECOND", ["Ay."]),
     ]
+
+
+def decode(tokens):
+    return "".join(VOCABULARY[token] for token in tokens)
 
 
 def test_tokens_are_the_characters_of_the_vocabulary():

@@ -29,11 +29,6 @@ def encode(text: str) -> np.ndarray:
     return np.array([VOCABULARY.index(character) for character in text], np.uint8)
 
 
-def decode(tokens: np.ndarray) -> str:
-    """Return the text of tokens."""
-    return "".join(VOCABULARY[token] for token in tokens)
-
-
 def spoken(markdown: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the role and the lines of each speech of a play, without markup and directions."""
     _, *found = ROLE.split(ESCAPE.sub("", markdown))
