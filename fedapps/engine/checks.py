@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 
 from fedapps.core import log, registry
@@ -45,9 +44,7 @@ def check_strategy(strategy: BaseStrategy) -> None:
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     if replaced(strategy, ["aggregate"]):
         refuse_presum(s, "this strategy")
-    if file_of(s.model):
-        with going_on(s):
-            check_training(s.model, strategy.workspace.model, strategy.workspace.dataset.inputs)
+    _check_own_model(strategy)
     _check_mean(strategy)
     if s.server_data and not strategy.sends_its_model:
         why = "clients of this strategy do not train the server's model as it is"
@@ -81,18 +78,19 @@ def refuse_presum(settings: Settings, what: str) -> None:
         raise RunError(f"presum = true: {what} needs every client's update; use false")
 
 
-@contextmanager
-def going_on(settings: Settings) -> Iterator[None]:
-    """Let a resumed run go on with a warning of what a new run is refused for in this context.
+def _check_own_model(strategy: BaseStrategy) -> None:
+    """Refuse a model of one's own that cannot be trained; warn if a run goes on with it.
 
-    Earlier versions took it, and a run cannot be resumed with other settings.
+    Earlier versions took it.
     """
-    try:
-        yield
-    except RunError as error:
-        if not settings.resume:
-            raise
-        log.warning("%s", error)
+    s, space = strategy.settings, strategy.workspace
+    if file_of(s.model):
+        try:
+            check_training(s.model, space.model, space.dataset.inputs)
+        except RunError as error:
+            if not s.resume:
+                raise
+            log.warning("%s", error)
 
 
 def _check_mean(strategy: BaseStrategy) -> None:
@@ -136,8 +134,7 @@ def _check_expected(s: Settings, rule: Rule, key: str, count: int) -> None:
         )
     if "robust-share" in rule.keys and s.robust_share and not expected:
         more = f"at least {smallest_share(count):g}, or " if count >= rule.least(1) else ""
-        with going_on(s):
-            raise RunError(f"{key}: {share} of a round's {count} clients is nobody; use {more}0")
+        raise RunError(f"{key}: {share} of a round's {count} clients is nobody; use {more}0")
 
 
 def _check_cut(strategy: BaseStrategy) -> None:

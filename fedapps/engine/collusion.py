@@ -22,7 +22,7 @@ from fedapps.core import log
 from fedapps.core.draws import smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.engine.checks import going_on, refuse_presum
+from fedapps.engine.checks import refuse_presum
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
@@ -43,8 +43,7 @@ def attackers(strategy: BaseStrategy) -> frozenset[int]:
     found, clients = strategy.workspace.attackers, strategy.workspace.population.training
     if s.attackers and not found:
         told = f"attackers = {s.attackers:g}: of {len(clients)} clients that is nobody"
-        with going_on(s):
-            raise RunError(f"{told}; use at least {smallest_share(len(clients)):g}")
+        raise RunError(f"{told}; use at least {smallest_share(len(clients)):g}")
     return found
 
 

@@ -1,6 +1,5 @@
 """Attackers of a simulation: what they send, who they are, who is scored, and what is refused."""
 
-from contextlib import suppress
 from itertools import permutations
 from statistics import NormalDist
 
@@ -11,7 +10,7 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
-from fedapps.engine import checkpoint, checks, collusion
+from fedapps.engine import collusion
 from fedapps.engine.rounds import Rounds
 from fedapps.method import BaseClient, Costs, put, rehearse
 from fedapps.method.update import ClientUpdate
@@ -225,33 +224,6 @@ def test_what_cannot_be_is_refused_in_one_line(options, line, flat_config):
     with pytest.raises(RunError) as caught:
         Rounds(registry.strategy_class(settings.strategy)(Workspace(settings)))
     assert line in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            'aggregation="trimmed-mean" robust-share=0.1 fraction-train=0.8',
-            "robust-share = 0.1 of a round's 4 clients is nobody",
-        ),
-        ("attackers=0.19", "attackers = 0.19: of 5 clients that is nobody"),
-    ],
-)
-def test_a_run_of_an_earlier_version_goes_on_with_a_share_that_is_nobody(
-    options, line, serial_run, monkeypatch, capsys
-):
-    """It cannot be resumed with another share."""
-    options = f'strategy="fedavg" num-clients=5 num-rounds=1 {options}'
-    with pytest.raises(RunError, match=line):
-        serial_run(options)
-    with monkeypatch.context() as patch:
-        for module in (checks, collusion):
-            patch.setattr(module, "going_on", lambda _: suppress(RunError))
-        folder = serial_run(options)
-    assert line not in capsys.readouterr().out
-    assert serial_run(options, f'num-rounds=2 resume="{folder}"') == folder
-    assert line in capsys.readouterr().out
-    assert checkpoint.rounds(folder)[-1] == 2
 
 
 # Of each kind one: a mean with weights; none; only for newcomers, only in a warm-up, only for
