@@ -19,6 +19,7 @@ from fedapps.cli.plot import add_format
 from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_run_config, parse_options
 from fedapps.core.paths import expanded
+from fedapps.core.stopping import Stopped
 from fedapps.core.words import spans
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     sweep = Sweep(folder, grid, options.jobs)
     try:
         sweep.run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
         raise KeyboardInterrupt(f"stopped: {done}; the same command runs the others") from None
     if sweep.finished:

@@ -5,7 +5,6 @@ command continues a sweep that was interrupted.
 """
 
 import shutil
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from fedapps.core import changes, config, log, registry
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.files import alone, writing
 from fedapps.core.schema import Scalar, literal
-from fedapps.core.stopping import TWICE
+from fedapps.core.stopping import stoppable
 from fedapps.engine import checkpoint, fingerprints, resume
 from fedapps.report import directory
 from fedapps.report.about import fingerprints_of
@@ -49,12 +48,12 @@ class Sweep:
 
         Raises `RunError`, before anything is run, if a folder has another run, or a finished one of
         other samples or code, or if another process works there. Raises `KeyboardInterrupt` on
-        Ctrl-C or SIGTERM, after ending all runs.
+        Ctrl-C, and `Stopped` on other signals, after ending all runs.
         """
         todo = [point for point in self.points if not self._is_done(point)]
         at_once = min(self.jobs, len(todo))
         progress = Progress(self.folder, todo)
-        with _alone(self.folder / LOGS), _signals(), progress, crew(at_once) as submit:
+        with _alone(self.folder / LOGS), stoppable(), progress, crew(at_once) as submit:
             progress.begin(len(self.points))
             waiting = {submit(self._work, point, at_once): point for point in todo}
             while waiting:
@@ -128,25 +127,6 @@ def _alone(folder: Path) -> Iterator[None]:
     told = f"{folder.parent}: another sweep works there; wait for it or use another --output"
     with alone(folder, told):
         yield
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Make SIGTERM, and closing the terminal (SIGHUP), do the same as Ctrl-C, once."""
-
-    def stop_(number: int, frame: object) -> None:
-        for again in numbers:
-            signal.signal(again, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    numbers = [n for n in TWICE if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, stop_)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _told(settings: Mapping[str, Scalar], key: str) -> str:
