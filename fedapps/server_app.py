@@ -29,7 +29,6 @@ from fedapps.core.signing import SignedModel
 from fedapps.core.stopping import end_with_parent, stoppable
 from fedapps.device.waiting import shorten_backoff
 from fedapps.engine import evaluations, privacy, resume, unused
-from fedapps.engine.failed_clients import FILE
 from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints, outdated
 from fedapps.engine.rounds import Rounds
@@ -103,7 +102,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
             report.hold(listed, held)
         report.follow(strategy.arrays)
         try:
-            with log.to_file(report.folder / FILE), stoppable():
+            with log.to_file(report.folder / log.FILE), stoppable():
                 with report.closing(plots), watched(report, plots) as lookout:
                     nodes = node_registry(grid, space)
                     nodes.lookout = lookout

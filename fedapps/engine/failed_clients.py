@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedapps.core import log
 from fedapps.core.errors import DivergedError, RunError, named, one_line
-from fedapps.core.log import FILE as FILE
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
 from fedapps.wire.checks import LARGEST, NOT_FINITE, invalid_loss, invalid_values
@@ -45,7 +44,7 @@ def record(folder: Path, where: str, error: Exception, aloud: bool = False) -> N
     message already says in one line what is wrong). Training that diverges does not stop a run
     here.
     """
-    path, written = folder / FILE, True
+    path, written = folder / log.FILE, True
     if log.has_file(path):  # the server runs in this process and writes this log
         log.debug("%s failed", where, exc_info=error)
     else:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.core.errors import RunError, named
-from fedapps.core.paths import APP as APP
-from fedapps.core.paths import expanded, model_file
+from fedapps.core.paths import APP, expanded, model_file
 from fedapps.core.words import some
 from fedapps.data.spec import Spec
 from fedapps.models.blocks import ModelSpec

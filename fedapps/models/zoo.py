@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from fedapps.core.paths import APP
 from fedapps.core.words import nearest
 from fedapps.data.spec import Spec, image_spec
 from fedapps.models import deep, mlp, of_torchvision, own, sequences, small, vit
@@ -67,7 +68,7 @@ def spec_of(name: str) -> ModelSpec:
         close = nearest(name.lower(), known, least=0.0)
         raise ValueError(
             f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(known)}; one of"
-            f' your own is a file in {own.APP / own.FOLDER}, or model = "/path/mine.py"'
+            f' your own is a file in {APP / own.FOLDER}, or model = "/path/mine.py"'
         )
     return model
 
