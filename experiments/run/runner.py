@@ -1,9 +1,9 @@
 """Run cells of tables side by side, each once, and show how long the rest will take."""
 
 import queue
-import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from experiments.run.collect import collect
 from experiments.run.estimate import Estimate
 from experiments.run.screen import Screen
 from experiments.run.store import Run, Store, diverged, interrupted
-from fedapps.compare.workers import Worker, stop
+from fedapps.compare.workers import Worker, crew
 from fedapps.core import config
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.report.units import clock
@@ -90,23 +90,14 @@ class Runner:
                 self.left[group.trains] = None
         done = len(jobs) - sum(len(group.jobs) for group in open_groups)
         self.estimated_from = None
-        self.workers = [Worker() for _ in range(self.jobs)]
-        threads = [
-            threading.Thread(target=self._work, args=(todo, number), daemon=True)
-            for number in range(self.jobs)
-        ]
-        with Screen(len(jobs), done) as screen:
+        with Screen(len(jobs), done) as screen, crew(self.jobs) as submit:
             self.screen = screen
             try:
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    while thread.is_alive():
-                        thread.join(REFRESH)
-                        screen.refresh(self.active, self.remaining)
+                working = [submit(self._work, todo, number) for number in range(self.jobs)]
+                while wait(working, REFRESH).not_done:
+                    screen.refresh(self.active, self.remaining)
             finally:
                 self.stopped = True  # from here on, it is no failure if a process ends
-                stop(self.workers)
         return self.failed
 
     def open_groups(self, jobs: Iterable[Job]) -> list[Group]:
@@ -140,7 +131,7 @@ class Runner:
             self.estimated_from = runs
         return {job: value for job, value in self.estimated.items() if job in self.left}
 
-    def _work(self, todo: "queue.SimpleQueue[Group]", number: int) -> None:
+    def _work(self, worker: Worker, todo: "queue.SimpleQueue[Group]", number: int) -> None:
         """Do one group after the other; those that another process holds are tried again last."""
         while not self.stopped:
             try:
@@ -153,7 +144,7 @@ class Runner:
                 with self.store.claimed(group.training) as free:
                     if free:
                         self.busy.add(number)
-                        self._do_all(group, number)
+                        self._do_all(worker, group, number)
                     elif again and not self.busy:
                         self._give_up(group.jobs, "is running in another process")
                     else:
@@ -164,7 +155,7 @@ class Runner:
             finally:
                 self.busy.discard(number)
 
-    def _do_all(self, group: Group, number: int) -> None:
+    def _do_all(self, worker: Worker, group: Group, number: int) -> None:
         """Do the jobs of a group; another process can have trained since the runner began."""
         base = self._base(group)
         for job in group.jobs:
@@ -172,7 +163,7 @@ class Runner:
                 return
             try:
                 if self.store.find(job.cell, job.seed) is None:
-                    base = self._do(job, number, base) or base
+                    base = self._do(worker, job, number, base) or base
                 else:
                     self.screen.say(f"{job.name}: has been done in the meantime")
                 self._end(job)
@@ -192,7 +183,7 @@ class Runner:
         self.left.pop(job, None)
         self.screen.advance()
 
-    def _do(self, job: Job, number: int, base: Path | None) -> Path | None:
+    def _do(self, worker: Worker, job: Job, number: int, base: Path | None) -> Path | None:
         started = time.strftime("%Y%m%d-%H%M%S")
         name = f"{job.cell.table.name}-{job.cell.name}-s{job.seed}-{started}"
         places = {"runs-dir": str(self.runs_dir), "data-root": self.data_root}
@@ -202,7 +193,7 @@ class Runner:
         flat |= {"resume": str(begun)} if begun else {"run-name": name}
         self.active[number] = (job, folder, start)
         self.screen.started(number, job)
-        log, worker = self.runs_dir / f"{name}.log", self.workers[number]
+        log = self.runs_dir / f"{name}.log"
         trained: Path | None = None
         try:
             if base and not begun and rescoring.can_be_scored_again(base, flat):

@@ -32,6 +32,7 @@ from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner, check, groups
 from experiments.run.store import Run, Store, diverged, numeric
 from experiments.run.tuning import chosen, trials
+from fedapps.compare import workers
 from fedapps.compare.grid import read_seeds
 from fedapps.compare.workers import Worker
 from fedapps.core import config
@@ -474,7 +475,7 @@ def test_what_ctrl_c_ends_has_not_failed(table, store, tmp_path, monkeypatch, ca
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Worker, "run", die)
-    monkeypatch.setattr("experiments.run.runner.stop", lambda workers: ended.set())
+    monkeypatch.setattr(workers, "stop", lambda _: ended.set())
     monkeypatch.setattr("experiments.run.runner.REFRESH", 0.01)
     monkeypatch.setattr("experiments.run.screen.Screen.refresh", interrupt)
     before, made = {*threading.enumerate()}, Runner(store, tmp_path / "runs", "~/fedapps-data")
