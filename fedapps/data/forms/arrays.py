@@ -147,11 +147,8 @@ def _check_like(block: Block, first: Block) -> None:
         )
     for kind in arrays.keys() - {"groups"}:
         what, needed = (
-            f"{kind} {list(part[kind].shape[1:])}, {_name(part[kind])}" for part in (arrays, known)
+            f"{kind} {list(part[kind].shape[1:])}, {NUMBERS[part[kind].dtype.kind]}"
+            for part in (arrays, known)
         )
         if what != needed:
             raise RunError(f"{file.path}: holds {what}; {other.path.name} holds {needed}")
-
-
-def _name(values: np.ndarray) -> str:
-    return NUMBERS[values.dtype.kind]

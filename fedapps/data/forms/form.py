@@ -1,7 +1,7 @@
 """How own files are read, and what comes out of them."""
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +108,7 @@ class Found:
     arrays: dict[str, np.ndarray]
     names: tuple[str, ...] = ()
     columns: str = ""
-    told: tuple[str, ...] = field(default=())
+    told: tuple[str, ...] = ()
     tokens: int = 0  # different ones that inputs can have, if not all are in the data
     next_token: bool = False  # the targets are such tokens, too
     target_column: str = ""

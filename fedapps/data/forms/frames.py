@@ -55,7 +55,7 @@ class Rows:
     def where(self, row: int) -> str:
         """Say where a row is, for messages."""
         file, place = self.files[self.file[row]], int(self.place[row])
-        in_lines = _is_csv(file.path) and not file.copy
+        in_lines = kind_of(file.path) == ".csv" and not file.copy
         return f"{file.path}: " + (
             f"line {_line(file.path, place)}" if in_lines else f"row {place}"
         )
@@ -176,7 +176,7 @@ def whole_with_gaps(frame: pd.DataFrame, schema: Any) -> pd.DataFrame:
 
 def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kept) -> pd.DataFrame:
     try:
-        if _is_csv(path):
+        if kind_of(path) == ".csv":
             frame = _csv(path, texts, kept)
         elif kind_of(path) == ".parquet":
             from pyarrow import parquet
@@ -248,10 +248,6 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
                 yield begins, cells
             begins = reader.line_num + 1
-
-
-def _is_csv(path: Path) -> bool:
-    return kind_of(path) == ".csv"
 
 
 def _line(path: Path, place: int) -> int:
