@@ -91,9 +91,9 @@ def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) ->
 
 def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...]) -> Dataset:
     for array in (*inputs, *targets):
-        if not array.shape or array.shape[0] < 1:
-            shape = list(array.shape)
-            raise RunError(f"{path}: {array.key} has shape {shape}; must be [N, ...], N at least 1")
+        if min(array.shape, default=0) < 1:
+            rule = "must be [N, ...], every side at least 1"
+            raise RunError(f"{path}: {array.key} has shape {list(array.shape)}; {rule}")
     spec = input_spec(inputs)
     for part, target in zip(inputs, targets, strict=True):
         _check_like(part, inputs[0], "inputs")

@@ -7,7 +7,7 @@ import torch
 
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
-from fedapps.data import load, notes
+from fedapps.data import Form, load, notes
 from fedapps.data.spec import Spec
 from fedapps.training.workspace import Workspace
 
@@ -87,6 +87,21 @@ def test_arrays_that_do_not_fit_are_one_line(change, line, own):
     with pytest.raises(RunError) as caught:
         load(str(own(arrays("table"), **change)), "")
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(("inputs", "targets", "window", "wrong"), [
+    ((0, 3), (0,), 0, "inputs has shape [0, 3]"),
+    ((0, 3), (0,), 3, "inputs has shape [0, 3]"),
+    ((9, 0), (9,), 0, "inputs has shape [9, 0]"),
+    ((9, 3), (9, 0), 0, "targets has shape [9, 0]"),
+])  # fmt: skip
+def test_arrays_without_values_are_one_line(inputs, targets, window, wrong, tmp_path):
+    """Such as those of a filter that nothing has passed."""
+    path = tmp_path / "none.npz"
+    np.savez(path, inputs=np.zeros(inputs), targets=np.zeros(targets))
+    with pytest.raises(RunError) as caught:
+        load(str(path), "", Form(window=window))
+    assert f"{path}: {wrong}; must be [N, ...], every side at least 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

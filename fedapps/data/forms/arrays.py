@@ -42,7 +42,7 @@ def read(files: Sequence[File], form: Form) -> Found:
         for line in _rounded(where, key, array.shape, array.ravel())
     ]  # fmt: skip
     inputs = values.get("inputs", parts)
-    if form.window and inputs.ndim == 2 and inputs.dtype.kind == "f":
+    if form.window and inputs.ndim == 2 and inputs.size and inputs.dtype.kind == "f":
         owner = np.repeat(np.arange(len(blocks)), sizes)
         at, targets = places(owner, groups), values["targets"]
         samples, more = cut(at, [file for file, _ in blocks], targets, form)
@@ -88,7 +88,7 @@ def _unread(path: Path, there: Sequence[str]) -> list[str]:
 
 def _rounded(path: Path, key: str, shape: Sequence[int], values: np.ndarray) -> list[str]:
     """Tell what float32 rounds of an array of this shape, if it has floats; `values` are flat."""
-    if values.dtype.kind != "f":
+    if values.dtype.kind != "f" or not values.size:  # what is empty is refused elsewhere
         return []
     size = shape[-1] if len(shape) > 1 else 1
     names = [key] if size == 1 else [f"{key}[..., {feature}]" for feature in range(size)]
