@@ -19,7 +19,7 @@ from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
 from fedapps.core.files import to_disk, write_whole, writing
 from fedapps.core.schema import Scalar
-from fedapps.core.words import closest
+from fedapps.core.words import closest, composed
 from fedapps.report.cells import Rows, csv_text, original
 
 MODEL = "model.safetensors"  # the server's model
@@ -258,7 +258,7 @@ def client_of(run: Path, called: str) -> int:
 
     What is a name is taken for the name, and 007 is no number where clients have names.
     """
-    known = names(run)
+    known, called = names(run), composed(called)
     if called in known:
         return known.index(called)
     is_number = re.fullmatch(r"-?[0-9]{1,18}", called)

@@ -146,6 +146,12 @@ def test_names_of_clients_and_classes_are_read_as_the_data_have_them(called):
             assert directory.client_of(folder, name) == number
 
 
+def test_a_name_of_a_client_can_be_copied_from_a_mac(tmp_path):
+    """It has an accent as a character of its own there; names of a run never do."""
+    directory.write_names(tmp_path, ["Anna", "Bj\u00f6rn"])
+    assert directory.client_of(tmp_path, "Bjo\u0308rn") == 1
+
+
 @pytest.fixture
 def interrupted(monkeypatch, flat_config, tiny_npz):
     """Return run(interrupt): a run that calls `interrupt` in round 3, trained and not scored."""
