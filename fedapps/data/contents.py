@@ -9,7 +9,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
-from fedapps.data.npz import KEYS, OTHERS, Array, Rows, members, samples
+from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, members, not_finite, samples
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
@@ -139,12 +139,12 @@ def _targets(targets: tuple[Array, ...]) -> tuple[np.ndarray, Spec]:
     if shape == (1,):
         shape = ()
     if first.dtype.kind == "f":
-        values = np.concatenate([target.whole for target in targets]).astype(np.float32)
+        stored = np.concatenate([target.whole for target in targets])
+        values = as_float32(stored)
         broken = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
         if len(broken):
             array, row = Rows(targets).places(broken[0])
-            key = targets[array].key
-            raise RunError(f"{first.path}: {key}[{row}] holds NaN or infinity; must be finite")
+            raise not_finite(targets[array], int(row), stored[broken[0]])
         return values.reshape(len(values), *shape), Spec(shape, FLOAT)
     if first.dtype.kind not in "iub":
         raise RunError(f"{first.path}: {first.key} has dtype {first.dtype}; must be numbers")

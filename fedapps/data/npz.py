@@ -19,7 +19,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
 from fedapps.core.words import composed
-from fedapps.data.spec import CURE
+from fedapps.data.spec import CURE, LARGEST, RANGE
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 OTHERS = ("train_inputs", "train_targets", "test_inputs", "test_targets")  # of any shape
@@ -178,6 +178,24 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
     return shape, fortran, dtype
 
 
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """Return values as float32; infinity is in place of those that are too large, without a word.
+
+    Whoever looks for what is not finite reports them more clearly than NumPy.
+    """
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def not_finite(array: Array, row: int, values: np.ndarray, cure: str = "") -> RunError:
+    """Return the error of a row whose `values`, as they are stored, are not all finite float32."""
+    where = f"{array.path}: {array.key}[{row}]"
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if (large := finite[np.abs(finite) > LARGEST]).size:
+        return RunError(f"{where} holds {large[0]:g}; must be {RANGE}")
+    return RunError(f"{where} holds NaN or infinity; must be finite{cure}")
+
+
 @dataclass(frozen=True)
 class Rows:
     """The samples of one file: first train, then val (if there is any), then test.
@@ -216,8 +234,7 @@ class Rows:
         self._fill(out, array_of, rows)
         if out.dtype.kind != "f":
             return out.astype(out.dtype.newbyteorder("="), copy=False)  # which PyTorch needs
-        with np.errstate(over="ignore"):  # the check below reports it more clearly
-            out = out.astype(np.float32, copy=False)
+        stored, out = out, as_float32(out)
         wrong = np.isinf(out) if self.gaps else ~np.isfinite(out)
         broken = np.flatnonzero(wrong.reshape(len(out), math.prod(out.shape[1:])).any(axis=1))
         if len(broken):
@@ -225,9 +242,7 @@ class Rows:
             cure = "" if self.gaps else f" (if it stands for a missing value, {CURE})"
             if array.key.endswith("images"):
                 cure = " (leave this image out, or set its pixels)"
-            raise RunError(
-                f"{array.path}: {array.key}[{row}] holds NaN or infinity; must be finite{cure}"
-            )
+            raise not_finite(array, int(row), stored[broken[0]], cure)
         return out
 
     def checked(self) -> Iterator[np.ndarray]:

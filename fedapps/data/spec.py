@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 FLOAT, WHOLE = "float32", "int64"
+LARGEST, RANGE = float(np.finfo(FLOAT).max), "between -3.4e38 and 3.4e38"  # of a float32
 BYTES = 256  # tokens of texts that are read as UTF-8
 LEAST_STD = 1e-6  # of the mean; a feature with less is constant, and only shifted
 

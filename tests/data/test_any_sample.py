@@ -80,6 +80,10 @@ def test_a_table_is_normalized_by_the_training_samples_of_all_clients(own):
         {"train_targets": 1.0 * LABELS[:N], "test_targets": np.array([1.0, np.nan] * (TEST // 2))},
         "test_targets[1] holds NaN or infinity; must be finite",
     ),
+    (
+        {"train_targets": -1e39 * LABELS[:N], "test_targets": 1.0 * LABELS[N:]},
+        "train_targets[1] holds -1e+39; must be between -3.4e38 and 3.4e38",
+    ),
     ({"train_inputs": np.zeros((N, 5), complex)}, "must be floats, or integers [N, T]"),
     ({"train_inputs": np.zeros(N)}, "has shape [60]; must be [N, ...], every side at least 1"),
 ])  # fmt: skip

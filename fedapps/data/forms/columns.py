@@ -15,6 +15,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import composed, did_you_mean, shortened, some
 from fedapps.data.forms.form import Where
 from fedapps.data.forms.frames import Rows, each_text_once, holds_texts, stripped
+from fedapps.data.spec import LARGEST, RANGE
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
 LEAST_IDS = 20  # in so many rows, other numbers repeat
@@ -247,4 +248,17 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
         raise RunError(
             f'{rows.where(row)}: column {column.name} holds "{text}"; must be {allowed}{cure}'
         )
+    if not column.texts:
+        demand_size(rows, [column.name], found)
     return found
+
+
+def demand_size(rows: Rows, names: Sequence[str], values: np.ndarray) -> None:
+    """Refuse numbers in these columns, [N] or [N, names], that no float32 is close to."""
+    large = np.abs(values.reshape(len(values), -1)) > LARGEST
+    if large.any():
+        row, column = np.argwhere(large)[0].tolist()
+        value = values.reshape(len(values), -1)[row, column]
+        raise RunError(
+            f"{rows.where(row)}: column {names[column]} holds {value:g}; must be {RANGE}"
+        )

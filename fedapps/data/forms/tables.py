@@ -72,6 +72,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     else:
         values, class_names = _targets(rows, targets, form)
     if values.dtype.kind == "f":
+        columns.demand_size(rows, targets, values)
         told += precision.told(files[0].path, _named(targets), values, True)
     samples = np.arange(len(inputs))[:, None]
     if series:

@@ -582,6 +582,9 @@ class TestMissing:
 @pytest.mark.parametrize(("change", "form", "message"), [
     ({"age": "x"}, {}, 't.csv: line 5: column age holds "x", not a number'),
     ({"age": np.inf}, {}, 't.csv: line 5: column age holds "inf"; must be a finite number'),
+    ({"age": -1e39}, {}, "line 5: column age holds -1e+39; must be between -3.4e38 and 3.4e38"),
+    ({"age": 1e39}, {"target_column": "age"}, "line 5: column age holds 1e+39; must be between -3"),
+    ({"age": np.inf}, {"target_column": "age"}, "line 5: column age holds inf; must be between -3"),
     ({"ill": np.nan}, {},
      't.csv: line 5: column ill is empty (the last one, as target-column is not set); missing='),
     ({"who": np.nan}, {"client_column": "who"}, "t.csv: line 5: column who is empty (client-col"),
