@@ -238,9 +238,7 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
         found = numbers(values)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
         if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            dates, gaps = _DATE.match(str(values[there].iloc[0])), False
-            rule = "" if dates else ",".join(_codes_in(rows.frame, columns))
-            allowed += f"; {_DATES if dates else f'of texts, name the values in columns: {rule}'}"
+            allowed, gaps = f"{allowed}; {_cure_of_texts(values, rows.frame, columns)}", False
     if wrong.any():
         row = int(wrong.argmax())
         text = shortened(str(values.iloc[row]), MOST_LETTERS)
@@ -251,6 +249,17 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
     if not column.texts:
         demand_size(rows, [column.name], found)
     return found
+
+
+def _cure_of_texts(values: pd.Series, frame: pd.DataFrame, columns: Sequence[Column]) -> str:
+    """Say what to do with a column that holds texts only, and is taken for numbers."""
+    texts = [*stripped(values.dropna())]
+    if _DATE.match(texts[0]):
+        return _DATES
+    if _are_sentences(texts):
+        return _SENTENCES
+    read = "set text-length to read them as sentences, or " * (len(columns) == 1)
+    return f"of texts, {read}name the values in columns: {','.join(_codes_in(frame, columns))}"
 
 
 def demand_size(rows: Rows, names: Sequence[str], values: np.ndarray) -> None:

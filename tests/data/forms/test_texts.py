@@ -181,6 +181,22 @@ def test_what_is_no_column_of_texts_is_refused(tmp_path, form, told):
         load(table(tmp_path / "t.csv", TEXTS[:5]), "", Form("mood", "who", **given))
 
 
+@pytest.mark.parametrize(("columns", "texts", "cure"), [
+    ("text", ["it was good, really", "I did not like it"], "sentences? to learn from these, set"),
+    ("age,text", ["it was good, really", "I did not like it"], "sentences? to learn from these"),
+    ("text", ["good", "bad"],
+     "of texts, set text-length to read them as sentences, or name the values in columns: text=bad|"
+     "good"),
+    ("age,text", ["good", "bad"], "of texts, name the values in columns: text=bad|good"),
+])  # fmt: skip
+def test_a_column_of_sentences_needs_a_length(columns, texts, cure, tmp_path):
+    """Categories do not; a run with `text-length` reads one column alone."""
+    pd.DataFrame({"age": 1.0, "text": texts, "ill": [0, 1]}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(RunError) as error:
+        load(str(tmp_path / "t.csv"), "", Form(columns=columns))
+    assert f"must be a finite number; {cure}" in str(error.value)
+
+
 def test_sentences_among_the_inputs_are_recognized(tmp_path):
     texts = ["It is a fine day, I said", "It is a bad day, I said"] * 4
     with pytest.raises(RunError, match=r"sentences\? to learn from these, set text-length, and"):
