@@ -88,6 +88,20 @@ def test_official_parts_stay_with_their_groups(space):
         assert share.test.tolist() == rows[rows >= 44].tolist()
 
 
+@pytest.mark.parametrize(("wanted", "least", "cure"), [
+    (20, 2, "num-clients = 0 takes all of them"),
+    (20, 10, "num-clients = 0 takes all of them"),  # there are four at most
+    (4, 10, "num-clients = 0 takes all of them; lower min-samples for more"),
+    (4, 99, "lower min-samples for more"),
+    (0, 99, "lower min-samples for more"),
+    (20, 99, "lower min-samples for more"),
+])  # fmt: skip
+def test_the_cure_of_too_few_clients_helps(wanted, least, cure, space):
+    with pytest.raises(RunError) as error:
+        space(f"num-clients={wanted} min-samples={least}")
+    assert str(error.value).partition("samples; ")[2] == cure
+
+
 @pytest.mark.parametrize(("options", "members", "message"), [
     ("num-clients=5", {}, "num-clients = 5: 3 of 4 groups have min-samples = 10 samples"),
     ("num-clients=0 min-samples=99", {}, "num-clients = 0: 0 of 4 groups"),
@@ -120,7 +134,7 @@ def test_it_is_said_if_test_samples_are_missing(space):
         '2 of 4 groups have no test sample and take no part (split = "merged" gives some): 10, 33',
         "the clients are 0 = 9",
     )
-    cure = '; 2 more have no test sample: split = "merged" gives some'
+    cure = '; num-clients = 0 takes all of them; 2 more have no test sample: split = "merged" gives'
     with pytest.raises(RunError, match=f"2: 1 of 4 groups have min-samples = 10 samples{cure}"):
         space('num-clients=2 split="official"', **arrays)
 

@@ -1,6 +1,6 @@
 """Clients that exist: each group of the data, such as a person or a hospital, is a client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,9 +52,7 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     kept = enough & tested
     left = np.flatnonzero(kept)
     if len(left) < max(wanted, 1):
-        cure = "lower one of the two" if wanted else "lower min-samples"
-        if untested := int((enough & ~tested).sum()):
-            cure = f'{untested} more have no test sample: split = "merged" gives some'
+        cure = "; ".join(_cures(enough, tested, wanted))
         because = f" ({'; '.join(dataset.told)})" if dataset.told else ""
         raise RunError(
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
@@ -70,6 +68,17 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
         numbered = [f"{client} = {name}" for client, name in enumerate(named)]
         told.append(f"the clients are {some(numbered)}")
     return Found(owner_of[group], tuple(named), tuple(told))
+
+
+def _cures(enough: np.ndarray, tested: np.ndarray, wanted: int) -> Iterator[str]:
+    """Say what gives more clients, or needs fewer; only what helps."""
+    some_left = (enough & tested).any()
+    if wanted and some_left:
+        yield "num-clients = 0 takes all of them"
+    if untested := int((enough & ~tested).sum()):
+        yield f'{untested} more have no test sample: split = "merged" gives some'
+    elif not enough.all() and (len(enough) >= wanted or not some_left):
+        yield "lower min-samples for more"
 
 
 def _left_out(
