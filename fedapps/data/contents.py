@@ -40,7 +40,7 @@ def dataset_of(
     for key in (part + kind for part in parts for kind in kinds):
         if key not in arrays:
             needed = ", ".join(kinds if plain else OTHERS if others else KEYS)
-            if not arrays:
+            if there <= {"groups"}:
                 needed += f"; or {', '.join(OTHERS)}; or inputs, targets"
             raise RunError(
                 f"{path}: key {key} is missing; found {', '.join(found) or 'none'}; needed {needed}"

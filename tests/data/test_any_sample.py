@@ -93,6 +93,14 @@ def test_arrays_that_do_not_fit_are_one_line(change, line, own):
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize("more", [{}, {"groups": np.arange(9)}])
+def test_arrays_of_other_names_are_told_the_shortest_that_would_do(more, tmp_path):
+    """As from scikit-learn."""
+    np.savez(tmp_path / "own.npz", X=np.zeros((9, 2)), y=np.arange(9), **more)
+    with pytest.raises(RunError, match=r"found X, y.*; or inputs, targets$"):
+        load(str(tmp_path / "own.npz"), "")
+
+
 @pytest.mark.parametrize(("inputs", "targets", "window", "wrong"), [
     ((0, 3), (0,), 0, "inputs has shape [0, 3]"),
     ((0, 3), (0,), 3, "inputs has shape [0, 3]"),
