@@ -81,10 +81,10 @@ def clients_in(path: Path, column: str) -> int:
     if not column or kind_of(path) not in TABLES:
         return 0
     with needed(str(path)):
-        from fedapps.data.forms.frames import frames_of  # loads pandas
+        from fedapps.data.forms.frames import frames_of, stripped  # loads pandas
 
     (frame,) = frames_of([path], [column], [column], {})
-    return int(frame[column].nunique()) if column in frame else 0
+    return len({*stripped(frame[column].dropna())}) if column in frame else 0
 
 
 def unlabelled(

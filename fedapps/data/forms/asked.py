@@ -46,16 +46,16 @@ def _whole_windows(rows: Rows, size: int, client_column: str) -> tuple[Rows, lis
         raise RunError(f"{path}: has {number(there, 'row')}; a window has {size}")
     left = there % size
     rows = rows.take(np.arange(there - left))
-    if client_column in rows.frame:
+    if (owners := rows.owners(client_column)) is not None:
         rows.demand(client_column, "client-column", "fill it, or leave the column out")
-        _check_windows(rows, size, client_column)
+        _check_windows(rows, owners.to_numpy().reshape(-1, size), client_column)
     told = f"the last {left} of {there} rows fill no window of {size} rows, and are left out"
     return rows, [told] * bool(left)
 
 
-def _check_windows(rows: Rows, size: int, client_column: str) -> None:
-    """Refuse a window that has rows of several clients."""
-    owners = rows.frame[client_column].astype(str).to_numpy(object).reshape(-1, size)
+def _check_windows(rows: Rows, owners: np.ndarray, client_column: str) -> None:
+    """Refuse a window that has rows of several clients, which are the `owners`, [windows, size]."""
+    size = owners.shape[1]
     if (mixed := (owners != owners[:, :1]).any(axis=1)).any():
         sample = int(mixed.argmax())
         first, second = list(dict.fromkeys(owners[sample]))[:2]

@@ -64,6 +64,17 @@ class Rows:
         """Return for each row what `values` say of its file, texts [N]."""
         return np.array(values, dtype=object)[self.file]
 
+    def owners(self, name: str) -> pd.Series | None:
+        """Return the client of each row as column `name` says, as texts; None without the column.
+
+        A missing one stays missing, and blanks around it do not count.
+        """
+        values = self.frame.get(name)
+        if values is None:
+            return None
+        texts = stripped(values) if holds_texts(values) else values.astype(str)
+        return pd.Series(texts, values.index, dtype=object).where(values.notna())
+
     def take(self, keep: np.ndarray) -> "Rows":
         """Return the rows that a mask keeps, or those with these numbers (int64)."""
         rows = np.flatnonzero(keep) if keep.dtype.kind == "b" else keep

@@ -146,16 +146,16 @@ def _named(names: Sequence[str]) -> list[str]:
 
 def _groups(rows: Rows, form: Form) -> np.ndarray:
     """Return the client of each row, as its file or the column of clients says; texts."""
-    named = rows.frame.get(form.client_column)
-    if named is None:
+    owners = rows.owners(form.client_column)
+    if owners is None:
         return rows.of_file([file.group for file in rows.files])
-    return named.dropna().astype(str).to_numpy(object)
+    return owners.dropna().to_numpy()
 
 
 def _places(rows: Rows, form: Form) -> np.ndarray:
     """Return the `places` of all rows; one without a client counts as the client's before it."""
-    named = rows.frame.get(form.client_column, pd.Series(rows.file))
-    return places(rows.file, named.ffill().to_numpy(object))
+    owners = rows.owners(form.client_column)
+    return places(rows.file, rows.file if owners is None else owners.ffill().to_numpy())
 
 
 def _others(frame: pd.DataFrame, form: Form) -> list[str]:

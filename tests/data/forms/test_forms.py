@@ -19,7 +19,7 @@ from PIL import Image
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.data import Form, load, of_device, unlabelled
+from fedapps.data import Form, clients_in, load, of_device, unlabelled
 from fedapps.data.spec import FILLS, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 from tests.support.marks import extra
@@ -77,6 +77,24 @@ def test_parquet_is_read_like_csv(frame, tmp_path):
         table.to_parquet(tmp_path / "t.parquet")
         data = load(str(tmp_path / "t.parquet"), "", Form(client_column="who"))
         same(data, INPUTS, ILL == "yes", WHO)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_blanks_around_the_name_of_a_client_do_not_count(suffix, frame, tmp_path):
+    """Neither for whose a row is, nor for windows, which have rows of one client."""
+    if suffix == "parquet":
+        extra("pyarrow")
+    path = tmp_path / f"t.{suffix}"
+    frame["who"] = [f"{who}{' ' * (row // 3 % 2)}" for row, who in enumerate(WHO)]
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    form = Form(client_column="who", target_column="age", columns="sex=f|m")
+    same(load(str(path), "", form), INPUTS[:, 1:], np.float32(AGE), WHO)
+    windows = load(str(path), "", replace(form, window=20))
+    assert sorted(windows.groups) == ["anna", "ben", "carl"]
+    assert clients_in(path, "who") == 3
+    frame.sort_values("who", key=lambda who: who.str.strip()).to_csv(tmp_path / "x.csv")
+    asked = unlabelled(tmp_path / "x.csv", Spec((20, 2)), "sex=f|m", client_column="who")
+    assert asked.arrays[0].shape == (3, 20, 2)
 
 
 def test_files_train_and_test_are_the_official_parts(frame, tmp_path):
