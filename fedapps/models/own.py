@@ -59,7 +59,8 @@ def _spec(name: str, path: Path, function: str) -> ModelSpec:
     where = f'model = "{name}"'
     loader = importlib.util.spec_from_file_location(f"{FOLDER}.{path.stem}", path)
     if not path.is_file() or loader is None or loader.loader is None:
-        raise RunError(f"{where}: {path} is not there; each process needs this file")
+        rule = "each process needs this file: copy yours there"
+        raise RunError(f"{where}: {path} is not there; {rule}")
     module = sys.modules[loader.name] = importlib.util.module_from_spec(loader)
     try:
         loader.loader.exec_module(module)

@@ -67,8 +67,8 @@ def spec_of(name: str) -> ModelSpec:
         known = (*MODELS, *own.names())
         close = nearest(name.lower(), known, least=0.0)
         raise ValueError(
-            f"unknown model {name!r}: nearest is {close!r}; allowed: {', '.join(known)}; one of"
-            f' your own is a file in {APP / own.FOLDER}, or model = "/path/mine.py"'
+            f"unknown model {name!r}: nearest is {close!r}; one of your own is a file of this name"
+            f' in {APP / own.FOLDER}, or model = "/path/mine.py"; allowed: {", ".join(known)}'
         )
     return model
 
