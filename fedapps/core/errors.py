@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from logging import LogRecord
 
 DECLINED = "declined"  # one begins so if a device does not want to work now
+NO_REPLY = "no reply in time"  # the cause of a failure if nothing has come back
 DIVERGED = "training diverged"  # a failure's cause begins so if numbers are no longer finite
 
 _OBEYED = dict.fromkeys([*range(32), *range(127, 160)], "?")  # by a terminal, such as the escape

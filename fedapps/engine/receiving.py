@@ -115,7 +115,8 @@ class Receiving:
             log.info("round %s: client %s %s: %s", round_, called, failing, cause)
             self.report.event(round_, client, "failure", cause)
         totals.failed |= failed
-        self.nodes.recheck(failed, fleet)
+        late = {failure.client for failure in failures if failure.unanswered}
+        self.nodes.recheck(failed, fleet, late)
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked = len({*exchange.requests} | {failure.client for failure in failures})

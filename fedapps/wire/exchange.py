@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from flwr.app import Array, Message, Metadata
 
-from fedapps.core.errors import one_line
+from fedapps.core.errors import NO_REPLY, one_line
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
@@ -108,7 +108,7 @@ class Exchange:
                     yield ready
         unanswered = [request.client for part in sent.values() for request in part]
         why = self.given_up()
-        self.failures += [Failure(c, why.get(c, "no reply in time")) for c in unanswered]
+        self.failures += [Failure(c, why.get(c, NO_REPLY)) for c in unanswered]
         yield from (late for client in order if (late := arrived.get(client)) is not None)
 
 
@@ -132,5 +132,5 @@ def answers_to(
         given, failed = unpack(part, reply)
         answers |= given
         failures += failed
-    failures += [Failure(c, "no reply in time") for part in sent.values() for c in part]
+    failures += [Failure(c, NO_REPLY) for part in sent.values() for c in part]
     return answers, failures

@@ -20,8 +20,10 @@ from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 FIRST_LINE = 5.0  # seconds of waiting before a log line; the next when the wait has doubled
 PARTS = ("train", "test", "validation")
 HELLO_WAIT = 60.0  # seconds that a round waits for a newcomer to say who it is
+BUSY_WAIT = 3.0  # seconds that a round waits for one that was late; Flower's ask as often
 REFRESH = 600.0  # seconds after which a device is asked again, as its disk fills meanwhile
 GREETINGS = 3  # unanswered greetings, HELLO_WAIT apart, to which an answer still counts
+BUSY = "it has not answered in time (round-timeout), and takes part again once it does"
 
 
 @dataclass
@@ -34,12 +36,22 @@ class Guest:
     place: int = 0  # lower means that it has claimed its client id for longer
     answered: float = -math.inf  # when the greeting of its last answer was sent
     outdated: float = -math.inf  # answers to greetings that were sent earlier are out of date
+    late: float = -math.inf  # when it was last given up; it may be at work until it answers
     has_model: bool = False  # whether it has the initial model, as far as is known
 
     def is_due(self, now: float) -> bool:
         """Tell whether to greet it now: its answer is needed, and no greeting is recent."""
         asked = any(now - at < HELLO_WAIT for at in self.asked.values())
         return not asked and (self.hello is None or self.answered < self.outdated)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it may still be at work for an earlier round: it answers in order."""
+        return self.answered < self.late
+
+    def answers_soon(self, now: float) -> bool:
+        """Tell whether a round waits for it, which is busy, to say that it no longer is."""
+        return any(now - at < BUSY_WAIT for at in self.asked.values())
 
     def forget(self, until: float) -> None:
         """Stop waiting for answers to greetings that were sent at the time `until` or before."""
@@ -86,9 +98,9 @@ class NodeRegistry:
 
         SuperNodes that did not fit or did not answer are asked again once per `HELLO_WAIT`, because
         they may be repaired meanwhile; neither these nor SuperNodes to recheck are waited for. If
-        newcomers do not answer in time, later ones get only half as long. In a simulation,
-        SuperNodes register one by one, so each also says how many there will be. Raises `RunError`
-        if there are too few after `timeout` seconds.
+        newcomers do not answer in time, later ones get only half as long. Busy ones get
+        `BUSY_WAIT`. In a simulation, SuperNodes register one by one, so each also says how many
+        there will be. Raises `RunError` if there are too few after `timeout` seconds.
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
@@ -108,10 +120,14 @@ class NodeRegistry:
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
-            late = now - start > self.timeout or (self.closed and self._guests and not newcomers)
-            enough = self._ready(fleet) >= self.at_least
+            busy = [guest for guest in self._guests.values() if guest.is_busy]
+            all_here = self.closed and self._guests and not newcomers and not busy
+            late = now - start > self.timeout or all_here
+            ready = self._ready(fleet)
+            enough = 0 < ready >= self.at_least - len(busy)  # these are there, but cannot train
             enough_since = min(enough_since, now) if enough else math.inf
-            if enough and (late or not newcomers or now - enough_since >= self._patience):
+            soon = newcomers or any(guest.answers_soon(now) for guest in busy)
+            if enough and (late or not soon or now - enough_since >= self._patience):
                 self.complete = True
                 if any(guest.came >= start for guest in unknown.values()):
                     self._patience /= 2
@@ -136,15 +152,20 @@ class NodeRegistry:
         more = f", {starting} starting" if starting else ""
         return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 
-    def recheck(self, clients: Iterable[int], fleet: Fleet) -> None:
+    def recheck(self, clients: Iterable[int], fleet: Fleet, late: Collection[int] = ()) -> None:
         """Ask the devices of `clients` again: one that failed may have been restarted.
 
-        It gets the initial model again, because it may have lost that.
+        It gets the initial model again, because it may have lost that. Those that are `late`, too,
+        have not answered at all. They are left out until they do, or they would work, one after
+        the other, for rounds that are over, and hold up each new one.
         """
-        nodes = [fleet.bound[client].node for client in clients if client in fleet.bound]
-        for node in self._guests.keys() & nodes:
-            self._guests[node].has_model = False
+        nodes = {fleet.bound[client].node: client for client in clients if client in fleet.bound}
         self._recheck(nodes)
+        for node in self._guests.keys() & nodes:
+            guest = self._guests[node]
+            guest.has_model = False
+            if nodes[node] in late:
+                guest.late = guest.outdated
 
     def _recheck(self, nodes: Iterable[int]) -> None:
         for node in self._guests.keys() & nodes:
@@ -205,18 +226,22 @@ class NodeRegistry:
             if problem:
                 self._reject(node, hello, problem)
                 continue
-            here[node] = hello
             if hello.client != "any":
                 owners[hello.client] = node
+            if guest.is_busy:
+                self._reject(node, hello, BUSY)
+            else:
+                here[node] = hello
         samples = {
             client: {part: getattr(here[node], part) for part in PARTS}
-            for client, node in owners.items()
+            for client, node in sorted(owners.items())
+            if node in here
         }
         return Fleet(
             sorted(here),
             all(hello.cuda for hello in here.values()),
             max((h.workers for h in here.values()), default=0) if self.simulated else 0,
-            {client: Bound(owners[client], samples[client]) for client in sorted(owners)},
+            {client: Bound(owners[client], counts) for client, counts in samples.items()},
         )
 
     def _problem_of(self, hello: Hello, owners: Mapping[int, int]) -> str:

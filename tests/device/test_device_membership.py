@@ -183,3 +183,37 @@ def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_m
     assert {e["detail"] for e in read_csv(two, "events.csv")} == {"no reply in time"}
     for key, value in read_model(one).items():
         np.testing.assert_array_equal(read_model(two)[key], value)
+
+
+class SlowGrid(DeviceGrid):
+    """The second of three devices takes longer for round 1 than round 2 does without it."""
+
+    begun = 0  # the last round that has begun
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == "train":
+                self.begun = int(message.metadata.group_id)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        slow = {m.metadata.message_id for m in self.messages if m.metadata.dst_node_id == 2}
+        return super().pull_messages({*message_ids} - (slow if self.begun in (1, 2) else set()))
+
+
+def test_a_device_that_is_too_slow_for_a_round_works_for_no_other_meanwhile(
+    flat_config, no_plots, nodes, read_csv, monkeypatch
+):
+    """Round 3 begins without it, too: its answer comes only then."""
+    monkeypatch.setattr("fedapps.wire.nodes.BUSY_WAIT", 0.1)
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 evaluate-every=0 round-timeout=1.0')
+    grid = SlowGrid(client_app.app, flat, nodes)
+    rows = read_csv(folder := run_on(grid, flat), "rounds.csv")
+    assert [(row["clients"], row["failures"]) for row in rows] == [
+        ("3", "1"), ("2", "0"), ("2", "0"), ("3", "0"),
+    ]  # fmt: skip
+    events = [tuple(event.values())[:3] for event in read_csv(folder, "events.csv")]
+    assert events == [
+        ("1", "1", "failure"), ("1", "1", "left-out"), ("2", "1", "left"), ("4", "1", "joined"),
+    ]  # fmt: skip

@@ -210,6 +210,62 @@ def test_an_answer_from_before_a_failure_does_not_count(clock):
     assert found == [5, 5, 6, 7]
 
 
+class SlowGrid(LateGrid):
+    """SuperNode 2 answers nothing before the time `free`, as it is at work; then at once."""
+
+    free = 0.0
+
+    def push_messages(self, messages):
+        self.delay = max(self.free - self.clock.now, 0.0)
+        return super().push_messages(messages)
+
+
+def test_who_is_still_at_work_is_not_asked_until_it_answers(clock, capsys):
+    """It would work for rounds that are over, one after the other; the others need not wait."""
+    grid = SlowGrid(clock, [])
+    registry, events = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10), []
+    registry.lookout.event = lambda *event: events.append(event)
+    fleet = registry.wait_for_nodes()
+    clock.now, grid.free = 20.0, 50.0
+    registry.recheck([1], fleet, late={1})
+    found = []
+    for _ in range(6):
+        found.append((clock.now, [*registry.wait_for_nodes().bound]))
+        clock.now += 8
+    assert [there for _, there in found] == [[0], [0], [0], [0], [0, 1], [0, 1]]
+    assert found[1][0] == pytest.approx(20 + 3 + 8, abs=0.5), "a free device answers within 3 s"
+    assert found[-1][0] == pytest.approx(20 + 3 + 5 * 8, abs=0.5), "it is waited for once"
+    assert greeted(grid) == [1, 2, 2]
+    assert events == [(1, "left-out", f"SuperNode 2, client 1: {nodes_module.BUSY}")]
+    assert capsys.readouterr().out.count(nodes_module.BUSY) == 1
+
+
+def test_who_was_late_and_is_free_again_misses_no_round(clock):
+    grid = SlowGrid(clock, [])
+    registry = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10)
+    fleet = registry.wait_for_nodes()
+    clock.now, grid.free = 20.0, 21.0
+    registry.recheck([1], fleet, late={1})
+    assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now == pytest.approx(21, abs=0.5)
+    registry.recheck([1], fleet)  # it has failed, but answered
+    assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now < 22
+
+
+@pytest.mark.parametrize("free", [35.0, 99.0])
+def test_if_all_are_still_at_work_the_first_of_them_is_waited_for(clock, free):
+    grid = SlowGrid(clock, [])
+    grid.nodes = [[2]]
+    registry = NodeRegistry(StreamingGrid(grid), 1, 20.0, 2, False, 10)
+    fleet = registry.wait_for_nodes()
+    clock.now, grid.free = 20.0, free
+    registry.recheck([1], fleet, late={1})
+    if free < 40:
+        assert [*registry.wait_for_nodes().bound] == [1]
+        return
+    with pytest.raises(RunError, match=r"^0 of 1 SuperNodes after 20 s .*; left out: .*in time"):
+        registry.wait_for_nodes()
+
+
 def test_what_answers_an_earlier_greeting_than_the_last_answer_counts_for_nothing(clock):
     """The first process is given up at last, when another one has long said who it is."""
     grid = LateGrid(clock, [None])
