@@ -206,7 +206,10 @@ class Settings(DataSettings, frozen=True):
     max_samples: Annotated[
         Count, doc("a device that reports more training or test samples than this is left out")
     ]
-    round_timeout: Annotated[Positive, doc("seconds to wait for the replies of one round")]
+    round_timeout: Annotated[
+        Positive,
+        doc("seconds to wait for the replies of a round, and before it for enough SuperNodes"),
+    ]
     channel_address: Annotated[
         str, doc("host:port where the server listens for split learning; port 0: any free one")
     ]

@@ -275,12 +275,12 @@ class NodeRegistry:
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:
         """Say how many SuperNodes there are, which were left out, and which did not answer."""
         count = f"{self._ready(fleet)} of {self.at_least} SuperNodes"
-        waited = "" if self.closed else f" after {self.timeout:g} s"
+        waited = "" if self.closed else f" after {self.timeout:g} s (round-timeout)"
         reasons = "; ".join(_first_three([*self._rejected.values()]))
         rejected = f"; left out: {reasons}" if reasons else ""
         silent = ", ".join(_first_three([f"SuperNode {node}" for node in unknown]))
         mute = f"; no answer from {silent}: see what is printed there" if silent else ""
-        return f"{count}{waited} (min-available){rejected}{mute}"
+        return f"{count} (min-available){waited}{rejected}{mute}"
 
 
 def _first_three(names: list[str]) -> list[str]:
