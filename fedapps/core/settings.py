@@ -111,7 +111,8 @@ class Settings(DataSettings, frozen=True):
         doc('speeds of the clients: a .toml file, lognormal or desktops; "": no virtual time'),
     ]
     deadline: Annotated[
-        AtLeastZero, doc("virtual seconds after which a round ends; 0: it waits for everybody")
+        AtLeastZero,
+        doc("virtual seconds after which a round ends (real: round-timeout); 0: it waits for all"),
     ]
     late: Annotated[
         Literal["drop", "later"],

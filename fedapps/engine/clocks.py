@@ -1,5 +1,7 @@
 """Make the clock of a run, and refuse settings and methods that do not fit."""
 
+from fedapps.core import log
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
 from fedapps.engine.checks import AVERAGING, refuse_presum, replaced
@@ -7,23 +9,31 @@ from fedapps.engine.clock import Clock, VirtualClock
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.tools import CHECKPOINT_COPIES
 
+REAL = "round-timeout ends a round of real devices"
+
 
 def clock(strategy: BaseStrategy) -> Clock:
-    """Return the clock of a run; raises `RunError` for settings that do not fit."""
+    """Return the clock of a run; raises `RunError` for settings that do not fit.
+
+    On real devices, it warns of keys that go by virtual time: updates that have come could be lost.
+    """
     s = strategy.settings
-    if s.devices:
-        found = VirtualClock(strategy)
-        _check(found)
-        return found
-    without = "needs virtual time; say with `devices` how fast the clients are"
-    for key, value in (
-        ("deadline", s.deadline), ("over-selection", s.over_selection), ("dropout", s.dropout)
-    ):  # fmt: skip
-        if value:
-            raise RunError(f"{key} = {value:g}: {without}")
-    if s.round_mode == "async":
-        raise RunError(f'round-mode = "async": {without}')
-    return Clock(strategy)
+    values = {"deadline": s.deadline, "over-selection": s.over_selection, "dropout": s.dropout}
+    told = [f"{key} = {value:g}" for key, value in values.items() if value]
+    told += ['round-mode = "async"'] if s.round_mode == "async" else []
+    real = s.dataset == DEVICE
+    if not s.devices:
+        if told:
+            cure = REAL if real else "say with `devices` how fast the clients are"
+            raise RunError(f"{told[0]}: needs virtual time; {cure}")
+        return Clock(strategy)
+    if told and real:
+        log.warning(
+            f"{told[0]} goes by the speeds that `devices` assumes, not by real time; {REAL}"
+        )
+    found = VirtualClock(strategy)
+    _check(found)
+    return found
 
 
 def _check(clock: VirtualClock) -> None:

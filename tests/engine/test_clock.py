@@ -317,6 +317,19 @@ def test_without_devices_nothing_depends_on_time(refusal):
     assert refusal(devices="") == ""
 
 
+REAL = 'dataset="device" input-shape="1,8,8" num-classes=3'
+
+
+@pytest.mark.parametrize("option", ["deadline=5.0", "over-selection=0.2", "round-mode=async"])
+def test_on_real_devices_assumed_speeds_do_not_decide_unnoticed(option, refusal, capsys):
+    assert "round-timeout ends a round of real devices" in refusal(REAL, option, devices="")
+    assert refusal(REAL) == "" and "warning" not in capsys.readouterr().out
+    assert refusal(REAL, option, 'strategy="fedavg"') == ""
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if "warning" in text]
+    assert option.partition("=")[0] in line and "round-timeout" in line
+    assert refusal(option) == "" and "warning" not in capsys.readouterr().out
+
+
 # The file ---------------------------------------------------------------------------------------
 
 
