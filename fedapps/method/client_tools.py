@@ -171,8 +171,14 @@ class ClientTools:
         return Costs(macs=samples * self.workspace.trainer.profile.forward_macs(layers))
 
     def scheduled(self, rate: float, plan: Plan) -> float:
-        """Return a learning rate of the method's own, lowered as that of the plan is."""
-        return rate * plan.stages[0].lr / self.settings.lr
+        """Return a learning rate of the method's own, at the plan's place in `lr-schedule`.
+
+        A newcomer's plan is on none, whatever the rates of its stages are.
+        """
+        s, lr = self.settings, self.settings.round_lr(plan.round)
+        if plan.newcomer:
+            lr *= s.lr / lr  # as `StrategyTools.alone` computes it, to the last bit
+        return rate * lr / s.lr
 
     def tensor(self, name: str) -> Tensor:
         """Return an array that was received, as a tensor on the device of the model."""

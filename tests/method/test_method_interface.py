@@ -657,11 +657,27 @@ def test_a_slice_that_names_a_part_twice_has_its_keys_once(settings):
     assert layout.keys_of(twice) == layout.keys_of(layout.body)
 
 
-def test_a_methods_own_rate_follows_the_schedule_on_both_sides(settings):
-    """A cosine over four rounds has come half way in the third; a newcomer's plan has none."""
-    keys = 'strategy="fedavg" num-rounds=4 lr=0.1 lr-schedule="cosine"'
+@pytest.mark.parametrize("method", ["fedavg", "perfedavg"])
+def test_a_methods_own_rate_follows_the_schedule_on_both_sides(method, settings):
+    """A cosine over four rounds has come half way in the third; a newcomer's plan has none.
+
+    Per-FedAvg's stages have a rate of its own, beta.
+    """
+    keys = f'strategy="{method}" num-rounds=4 lr=0.1 lr-schedule="cosine"'
     space = Workspace(settings(keys))
-    strategy = registry.strategy_class("fedavg")(space)
-    client, plan = registry.client_class("fedavg")(space, 0, {}), strategy.plan(3, 0)
+    strategy = registry.strategy_class(method)(space)
+    client, plan = registry.client_class(method)(space, 0, {}), strategy.plan(3, 0)
     assert strategy.scheduled(0.3, 3) == client.scheduled(0.3, plan) == pytest.approx(0.15)
     assert client.scheduled(0.3, strategy.alone(plan)) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
+def test_a_methods_own_rate_is_lowered_as_that_of_the_stages_to_the_last_bit(schedule, settings):
+    for lr in (0.1, 0.03, 0.005):
+        space = Workspace(settings(f'num-rounds=7 lr={lr} lr-schedule="{schedule}"'))
+        strategy = registry.strategy_class("fedavg")(space)
+        client = registry.client_class("fedavg")(space, 0, {})
+        for round_ in range(1, 8):
+            plan = strategy.plan(round_, 0)
+            for asked in (plan, strategy.alone(plan)):
+                assert client.scheduled(0.3, asked) == 0.3 * asked.stages[0].lr / lr
