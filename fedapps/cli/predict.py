@@ -41,12 +41,13 @@ def run(options: argparse.Namespace) -> int:
     """Print a line per sample with its prediction, or where they were written."""
     if options.output and options.output.suffix not in (".csv", ".npz"):
         raise RunError(f"--output {options.output}: must end in .csv or .npz")
+    from fedapps.data.forms.form import TABLES, kind_of
     from fedapps.device import personalized
 
     model = read_model(options)
     found = personalized.predict(model, options.input, tell=_note)
     shape = model.about.inputs.shape
-    if model.about.columns and len(shape) > 1 and options.input.suffix.lower() != ".npz":
+    if model.about.columns and len(shape) > 1 and kind_of(options.input) in TABLES:
         _note(f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on")
     if options.output:
         personalized.save_predictions(options.output, model.about, *found)

@@ -102,7 +102,7 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
     path = absolute(s.dataset, "dataset")
     keys = ["columns", "client-column", "target-column"]
     if path.is_dir():
-        keys = ["columns"] if is_saved(path) else keys[:2]
+        keys = [] if is_saved(path) else keys[:2]
     yield from ((key, "on data that are no table") for key in (*keys, "text-length"))
     if data.inputs.image or data.inputs.is_whole:
         yield "missing", "on images and tokens"

@@ -1,12 +1,18 @@
 """What a user is told of a table to predict, from Python and by `fedapps predict`."""
 
+from pathlib import Path
+from types import SimpleNamespace as Namespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedapps
 from fedapps.__main__ import main
+from fedapps.cli import predict
 from fedapps.core.errors import RunError
+from fedapps.data.spec import Spec
+from fedapps.device import personalized
 
 KEYS = 'partitioner="natural" num-clients=0 client-column="who" model="mlp" num-rounds=1'
 
@@ -96,3 +102,14 @@ def test_how_many_values_are_filled_is_told(run, table, tmp_path, caplog, capsys
     capsys.readouterr()
     assert main(["predict", str(study.path), "--input", str(tmp_path / "asked.csv")]) == 0
     assert capsys.readouterr().err == "note: 3 of 10 values are missing, and filled\n"
+
+
+@pytest.mark.parametrize(("name", "told"), [("x.csv", True), ("x.png", False), ("x.npz", False)])
+def test_only_of_a_table_the_rows_of_a_sample_are_told(name, told, monkeypatch, capsys):
+    """A model of pictures has columns, too, if these named the column of the pictures."""
+    model = Namespace(about=Namespace(columns="image", inputs=Spec((1, 8, 8))))
+    monkeypatch.setattr(predict, "read_model", lambda _options: model)
+    monkeypatch.setattr(personalized, "predict", lambda *_given, **_more: ())
+    monkeypatch.setattr(personalized, "lines", lambda *_given: [])
+    assert predict.run(Namespace(output=None, input=Path(name))) == 0
+    assert ("sample 0 is the first" in capsys.readouterr().err) == told

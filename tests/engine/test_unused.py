@@ -10,7 +10,7 @@ from fedapps.core.schema import literal
 from fedapps.data import load, notes
 from fedapps.engine import unused
 from fedapps.training.workspace import Workspace
-from tests.support.marks import THOROUGH
+from tests.support.marks import THOROUGH, extra
 from tests.support.methods import UNLIKE, needed
 
 RUN = "num-clients=3 num-rounds=2 fraction-train=0.5 local-epochs=2 evaluate-every=2"
@@ -212,6 +212,7 @@ NO_TABLE, OTHERS = "on data that are no table", 'with dataset = "digits"'
     ("t.npz", "window-step=2", {"window-step": "with window = 0"}),
     ("i.npz", 'missing="mean"', {"missing": "on images and tokens"}),
     ("npz", TABLE, dict.fromkeys(NAMES[1:], NO_TABLE)),
+    ("saved", 'target-column="y" columns="x"', {}),
     ("t.csv", f'{TABLE} missing="mean"', {}),
     ("t.csv", f'{TABLE} window-step=2', {"window-step": "with window = 0"}),
     ("t.csv", WRITES, {}),
@@ -226,6 +227,9 @@ def test_keys_of_tables_are_told_where_there_is_no_table(made, options, lines, d
     table.to_csv(tmp_path / "t.csv", index=False)
     (tmp_path / "npz" / "anna").mkdir(parents=True)
     np.savez(tmp_path / "npz" / "anna" / "1.npz", inputs=x[:, None], targets=y)
+    if made == "saved":
+        rows = extra("datasets").Dataset.from_dict({"x": x.reshape(60, 1), "y": y})
+        rows.save_to_disk(tmp_path / made)
     name = made if made == "digits" else tmp_path / made
     common = f'data-root="{data_root}" dataset="{name}" num-clients=2 model="mlp" device="cpu"'
     settings = config.read(config.parse([common, 'partitioner="iid"', options]))

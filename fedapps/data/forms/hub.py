@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.core.errors import RunError, needed, one_line
+from fedapps.core.words import some
 from fedapps.data.forms.form import File, Form, Found, by_part
 from fedapps.data.pictures import grayed, pixels, readable, stacked
 
@@ -26,8 +27,8 @@ def read(folder: Path, form: Form) -> Found:
     """Read a folder that `save_to_disk` has written, or one such folder for each client.
 
     The target is `target-column`, or the only column of class labels; texts that go on have none.
-    The inputs are pictures or arrays, if there is a column of them, and otherwise all other
-    columns, as of a table.
+    The inputs are a column of pictures, or otherwise of arrays; of several, `columns` names one.
+    Without such a column, or if `columns` names others, they are columns as of a table.
     """
     with needed(str(folder), "'fedapps[hf]'"):
         from datasets import DatasetDict, load_from_disk
@@ -54,30 +55,27 @@ def _partitions(folder: Path) -> list[Path]:
 def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     from datasets import Image
 
-    features = parts[0][0].features
-    target = "" if form.goes_on else _target(features, form, parts[0][1].path)
+    features, path = parts[0][0].features, parts[0][1].path
+    target = "" if form.goes_on else _target(features, form, path)
     names = tuple(getattr(features.get(target), "names", ()))  # of a ClassLabel
     inputs = [name for name in features if name not in (target, form.client_column)]
-    pictures = [name for name in inputs if isinstance(features[name], Image)]
-    arrays = [
-        name
-        for name in inputs
-        if hasattr(features[name], "feature") or hasattr(features[name], "shape")
-    ]
+    column = "" if form.goes_on else _input({name: features[name] for name in inputs}, form, path)
     files = [file for _, file in parts]
-    if form.goes_on or not (pictures or arrays):
+    if not column:
         from fedapps.data.forms import frames, tables  # load pandas
 
         made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
         found = tables.of_frames(made, files, replace(form, target_column=target))
         return replace(found, names=names or found.names, named=bool(names))
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
-    cells = chain.from_iterable(rows[(pictures or arrays)[0]] for rows, _ in parts)
+    cells = chain.from_iterable(rows[column] for rows, _ in parts)
+    pictures = isinstance(features[column], Image)
     values = [_decoded(cells, place) for place in where] if pictures else [*cells]
-    told: list[str] = []
+    rest = [name for name in inputs if name != column]
+    told = [f"the inputs are column {column}; not read: {some(rest)}"] if rest else []
     if pictures:
         if not form.shape:
-            told = grayed(where[0], (getattr(value, "mode", "L") for value in values))
+            told += grayed(where[0], (getattr(value, "mode", "L") for value in values))
         mode = ("L" if form.shape[0] == 1 else "RGB") if form.shape else values[0].mode
         values = [_pixels(value, mode, place) for value, place in zip(values, where, strict=True)]
     sizes = [len(rows) for rows, _ in parts]
@@ -90,6 +88,22 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     by_key = dict(zip(kinds, found_arrays, strict=True))
     whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
     return Found(whole, names, told=tuple(told), named=True)
+
+
+def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:
+    """Return the column of pictures or arrays that is the input, or "" for those of a table."""
+    from datasets import Image
+
+    pictures = [name for name, kind in kinds.items() if isinstance(kind, Image)]
+    arrays = [n for n, kind in kinds.items() if hasattr(kind, "feature") or hasattr(kind, "shape")]
+    named = [name.strip() for name in form.columns.split(",")] if form.columns else []
+    chosen = named or pictures or arrays
+    if not {*chosen} & {*pictures, *arrays}:
+        return ""
+    if len(chosen) > 1:
+        allowed = ", ".join(pictures + arrays)
+        raise RunError(f'{path}: columns = "{form.columns}": must be one of {allowed}')
+    return chosen[0]
 
 
 def _decoded(cells: Iterator[Any], where: str) -> Any:

@@ -941,6 +941,51 @@ class TestDatasets:
         data = load(str(tmp_path / "d"), "", Form(target_column="y"))
         same(data, series.astype(np.float32), targets, None, 6)
 
+    def test_the_one_input_among_several_is_named_and_the_rest_is_told(self, tmp_path):
+        from datasets import Array2D, Dataset, Features, Value
+
+        noise, signal = np.random.default_rng(6).normal(size=(2, 6, 4, 3)).astype(np.float32)
+        kinds = {"noise": Array2D((4, 3), "float32"), "signal": Array2D((4, 3), "float32")}
+        kinds |= {"age": Value("int64"), "y": Value("int64")}
+        targets = np.arange(6) % 2
+        values = {"noise": noise, "signal": signal, "age": [*range(6)], "y": targets}
+        whole = Dataset.from_dict(values, features=Features(kinds))
+        whole.save_to_disk(tmp_path / "d")
+        for columns, given in (("signal", signal), ("noise", noise)):
+            data = load(str(tmp_path / "d"), "", Form("y", columns=columns))
+            same(data, given, targets)
+            rest = "noise, age" if columns == "signal" else "signal, age"
+            assert f"the inputs are column {columns}; not read: {rest}" in data.told
+        same(load(str(tmp_path / "d"), "", Form("y", columns="age")), np.c_[0.0:6], targets)
+        rule, both = (
+            'columns = "{}": must be one of noise, signal',
+            ("", "noise,signal", "age,noise"),
+        )
+        for columns, told in {**{c: rule.format(c) for c in both}, "s": "no column s; "}.items():
+            with pytest.raises(RunError, match=told):
+                load(str(tmp_path / "d"), "", Form("y", columns=columns))
+        own = of_device(tmp_path / "d", Spec((4, 3)), label_spec(2), Form("y", columns="signal"))
+        np.testing.assert_array_equal(tensors(own)[0], signal)
+        whole.select_columns(["signal", "y"]).save_to_disk(tmp_path / "plain")
+        for columns in ("", "signal"):
+            data = load(str(tmp_path / "plain"), "", Form("y", columns=columns))
+            same(data, signal, targets)
+            assert not any("not read" in line for line in data.told)
+
+    def test_pictures_come_before_arrays_unless_columns_names_one(self, tmp_path):
+        from datasets import Dataset, Features, Sequence, Value
+        from datasets import Image as Picture
+
+        kinds = {"code": Sequence(Value("float32")), "image": Picture(), "y": Value("int64")}
+        pixels = np.random.default_rng(7).integers(0, 256, (4, 5, 5, 3), np.uint8)
+        codes = np.arange(8, dtype=np.float32).reshape(4, 2)
+        values = {"code": codes, "image": [Image.fromarray(p) for p in pixels], "y": [0, 1, 0, 1]}
+        Dataset.from_dict(values, features=Features(kinds)).save_to_disk(tmp_path / "d")
+        data = load(str(tmp_path / "d"), "", Form("y"))
+        assert data.inputs.image
+        assert "the inputs are column image; not read: code" in data.told
+        same(load(str(tmp_path / "d"), "", Form("y", columns="code")), codes, [0, 1, 0, 1])
+
 
 CELLS = ["None", "null", "x", "", "NA", "?", "NaN", " x "]
 
