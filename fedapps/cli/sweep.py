@@ -164,7 +164,7 @@ def _most_clients(groups: Sequence["Group"]) -> list["Group"]:
     """
     from fedapps.compare.pairs import data_of
 
-    counts = {g.name: sum(run.evaluated(at) for run, at in _scored_at(g)) for g in groups}
+    counts = {g.name: sum(len(run.evaluated(at)) for run, at in _scored_at(g)) for g in groups}
 
     def less(group: "Group", other: "Group") -> bool:
         return data_of(group) == data_of(other) and counts[group.name] < counts[other.name]

@@ -11,10 +11,11 @@ from fedapps.compare.groups import Group, differing, grouped, shown
 from fedapps.compare.pairs import Pair, data_of, pairs
 from fedapps.compare.runs import Run, found, is_table, read, read_evaluation
 from fedapps.core.errors import RunError
-from fedapps.core.words import number
+from fedapps.core.words import number, shortened, spans
 from fedapps.tasks import AUTO, Metric
 
 MOST_DRAWN = 12  # groups; the lines of more look alike, and their legend is larger than the plot
+MOST_LETTERS = 40  # of the clients that a group has scored and others have not
 PACKAGES = ("torch", "numpy", "fedapps")
 
 
@@ -146,11 +147,20 @@ def _different_clients(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         by_data.setdefault(tuple(data_of(group).items()), []).append(group)
     for alike in by_data.values():
-        counts = pd.DataFrame({group.name: group.evaluated() for group in alike})
-        for seed, row in counts.iterrows():
-            known = {str(name): str(int(count)) for name, count in row.dropna().items()}
-            if len(set(known.values())) > 1:
-                yield f"not the same clients: seed {seed} is scored on {_listed(known)}"
+        for seed in sorted({seed for group in alike for seed in group.evaluated}):
+            known = {g.name: g.evaluated[seed] for g in alike if seed in g.evaluated}
+            if len({*known.values()}) > 1:
+                yield f"not the same clients: seed {seed} is scored on {_listed(_told(known))}"
+
+
+def _told(scored: dict[str, frozenset[int]]) -> dict[str, str]:
+    """Say how many clients each group has scored; of equally many, those that not all have."""
+    counts = {name: str(len(clients)) for name, clients in scored.items()}
+    if len({*counts.values()}) == len({*scored.values()}):
+        return counts
+    common = frozenset.intersection(*scored.values())
+    own = {name: shortened(spans(those - common), MOST_LETTERS) for name, those in scored.items()}
+    return {name: counts[name] + f" with {only}" * bool(only) for name, only in own.items()}
 
 
 def _listed(values: dict[str, str]) -> str:

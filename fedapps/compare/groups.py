@@ -45,11 +45,10 @@ class Group:
         """The figures of each run, by seed."""
         return pd.DataFrame({run.seed: run.scored.loc[at] for run, at in self._looked_at()}).T
 
-    def evaluated(self) -> pd.Series:
-        """Return the number of clients that each run's figures are means over, by seed."""
-        return pd.Series(
-            {run.seed: run.evaluated(at) for run, at in self._looked_at()}, dtype=float
-        )
+    @cached_property
+    def evaluated(self) -> dict[int, frozenset[int]]:
+        """The clients that each run's figures are means over, by seed."""
+        return {run.seed: run.evaluated(at) for run, at in self._looked_at()}
 
     @cached_property
     def costs(self) -> pd.DataFrame:

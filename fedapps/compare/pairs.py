@@ -69,8 +69,8 @@ def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
         return None
     scores = [metric.factor * group.figures[metric.personalized] for group in (first, second)]
     both = pd.concat(scores, axis=1, join="inner").dropna()
-    counts = pd.concat([group.evaluated() for group in (first, second)], axis=1).loc[both.index]
-    both = both[counts.nunique(axis=1) <= 1]  # drop seeds whose means are over different clients
+    alike = [first.evaluated[seed] == second.evaluated[seed] for seed in both.index]
+    both = both[alike]  # without seeds whose means are over different clients
     if both.empty:
         return None
     paired = both.sort_index().to_numpy().T

@@ -64,9 +64,12 @@ class Run:
                 figures.loc[figures.index[-1:], name] = self.summary[name]
         return figures
 
-    def evaluated(self, round_: int) -> float:
-        """Return the number of clients scored in a round."""
-        return float(self._by_round["evaluated"][round_])
+    def evaluated(self, round_: int) -> frozenset[int]:
+        """Return the clients scored in a round; the first ones if a run has only their number."""
+        table = self.folder if is_table(self.folder) else self.folder / "clients.csv"
+        rows = frames.of_round(table, round_)
+        count = int(self._by_round["evaluated"].fillna(0)[round_])
+        return frozenset(map(int, rows["client"])) if len(rows) else frozenset(range(count))
 
     def curve(self, figure: str) -> pd.Series:
         """Return a figure by round, for the rounds that have it."""

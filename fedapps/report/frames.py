@@ -36,6 +36,18 @@ def last(path: Path, column: str) -> pd.DataFrame:
     return found
 
 
+def of_round(path: Path, round_: int) -> pd.DataFrame:
+    """Read the rows of a round; none if the table has none, or if there is no table.
+
+    It is read from its end. Raises `RunError` if it is damaged.
+    """
+    if path.exists():
+        for head, *lines in directory.backwards(path):
+            if lines[0].partition(b",")[0] == b"%d" % round_:
+                return read(path, b"\n".join([head, *lines]))
+    return pd.DataFrame()
+
+
 def counted(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return rounds.csv with the costs that count: what newcomers train is no training."""
     found = rounds.copy()

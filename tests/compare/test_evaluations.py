@@ -25,7 +25,8 @@ def evaluated():
             rows = ([number, *line] for number, line in enumerate(lines, 1))
             csv.writer(file).writerows([(*COLUMNS, *further), *rows])
         for table in tables:
-            table.write_text("client\n" + "0\n" * clients)
+            rows = [f"{lines[0][0]},{client}" for client in range(clients)]
+            table.write_text("\n".join(["round,client", *rows, ""]))
         return tables
 
     return call

@@ -288,6 +288,34 @@ def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(
     assert "not the same clients: seed 1 is scored on 5 (B), 4 (C)\n" in compared.out
 
 
+def test_as_many_but_other_clients_give_no_difference(made, compare):
+    """Which five are drawn depends on who is an attacker, as these are not scored."""
+    keys = "num-clients=20 evaluate-clients=5 seed="
+    those, others = (4, 5, 11, 14, 18), (3, 4, 10, 11, 15)
+    for seed, scored in enumerate((those, others)):
+        made(f"a{seed}", f"{keys}{seed}", evaluated=scored)
+        folder = made(f"b{seed}", f"{keys}{seed} attackers=0.2", evaluated=those).parent
+    compared = compare(folder)
+    told = "not the same clients: seed 1 is scored on 5 with 3,10,15 (A), 5 with 5,14,18 (B)\n"
+    assert told in compared.out and compared.out.count("not the same clients") == 1
+    assert compared.cells("personalized accuracy, difference")["B - A"][0] == "1"
+    made("d1", f"{keys}1 attackers=0.4", evaluated=[*those[1:], *range(30, 50, 2)])
+    compared = compare(*sorted(folder.glob("[bd]1")))
+    assert "seed 1 is scored on 5 (A), 14 (B)\n" in compared.out
+    assert "difference" not in compared.out
+
+
+def test_the_clients_are_those_of_the_round_that_is_compared(made):
+    """Another client fails in the second round; the rows of many clients are read from the end."""
+    folder = made("a", scores=[(0.1, 0.2), (0.2, 0.4), None], evaluated=range(3))
+    text = (folder / "clients.csv").read_text()
+    (folder / "clients.csv").write_text(text.replace("2,1\n", "2,4\n").replace("3,0\n", ""))
+    run = read(folder)
+    assert [run.evaluated(round_) for round_ in (1, 2)] == [{0, 1, 2}, {0, 4, 2}]
+    (folder / "clients.csv").unlink()
+    assert run.evaluated(2) == {0, 1, 2}
+
+
 def test_the_settings_that_differ_are_columns_and_nothing_else(made, compare):
     folder = made("a", "strategy=fedavg lr=0.1 momentum=0.5").parent
     made("b", "strategy=fedavg lr=0.2 momentum=0.5 threads=1 seed=3")

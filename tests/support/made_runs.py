@@ -6,6 +6,7 @@ import numpy as np
 
 from fedapps import cli
 from fedapps.core import config
+from fedapps.report import directory
 from fedapps.report.report import Report
 from fedapps.report.rows import ClientEval, Means, RoundRow
 from fedapps.tasks import CLASSIFICATION
@@ -69,8 +70,9 @@ def scored_run(
     """Return the directory of a run with given accuracies, of which nothing but tables is there.
 
     `scores` are (initial, personalized) of each round, None where it was not evaluated, and
-    `figures` further accuracies of all of them. A round n costs (place + n) x `costs` of each cost,
-    the place in COSTS; the rounds in `phases` have a second line.
+    `figures` further accuracies of all of them. `evaluated` is how many clients each round has
+    scored, or which ones; only then clients.csv has rows. A round n costs (place + n) x `costs` of
+    each cost, the place in COSTS; the rounds in `phases` have a second line.
     """
     report = begin_run(folder, f"num-rounds={len(scores) or 1}", *run_config, name=name)
     for number, score in enumerate(scores, 1):
@@ -81,7 +83,11 @@ def scored_run(
                 "accuracy_personalized": score[1],
                 "accuracy_personalized_std": score[1] / 10,
             }
-            means = made_means(columns | figures, evaluated=evaluated)
+            count = evaluated if isinstance(evaluated, int | None) else len(evaluated)
+            means = made_means(columns | figures, evaluated=count)
+            if count is not evaluated:
+                rows = [[number, client] for client in evaluated]
+                directory.append(report.folder / "clients.csv", rows)
         row = RoundRow(
             round=number, phase="train", clients=5, train_loss=1 / number, means=means,
             seconds=0.5 * number,
