@@ -103,8 +103,8 @@ def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int
     """Return all combinations as checked run-configs.
 
     All combinations with the first seed come first, so that an unfinished grid can be compared.
-    Combinations that give the same run (because an axis is a key of another method) are there only
-    once. Raises `RunError` if an axis is given twice, or a run-config is not valid.
+    Combinations that give the same run (because an axis is a key of another method or partitioner)
+    are there only once. Raises `RunError` if an axis is given twice, or a run-config is not valid.
     """
     for key, count in Counter(axis.key for axis in axes).items():
         if count > 1:
@@ -130,17 +130,19 @@ def points(axes: Sequence[Axis], base: Mapping[str, Scalar], seeds: Sequence[int
 def without_effect(points: Iterable[Point]) -> Iterator[str]:
     """Yield a line for each axis with values that gave the same run: which ones, and where."""
     values: dict[str, dict[Scalar, None]] = {}
-    methods: dict[str, dict[Scalar, None]] = {}
+    causes: dict[str, dict[Scalar, None]] = {}
     for point in points:
         for flat in point.same:
             for key in point.varied:
                 if flat[key] != point.flat[key]:
                     values.setdefault(key, {}).update({point.flat[key]: None, flat[key]: None})
-                    methods.setdefault(key, {})[flat["strategy"]] = None
+                    by_data = key in changes.unread(flat["dataset"], flat["partitioner"])
+                    cause = f"partitioner={flat['partitioner']}" if by_data else flat["strategy"]
+                    causes.setdefault(key, {})[cause] = None
     for key, found in values.items():
         yield (
             f"{key}={','.join(map(literal, found))} makes no difference with "
-            f"{', '.join(map(str, methods[key]))}"
+            f"{', '.join(map(str, causes[key]))}"
         )
 
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fedapps.compare.groups import Group
-from fedapps.data.partitioners import PARTITIONERS
+from fedapps.core.data_settings import OF_PARTITIONERS
 from fedapps.tasks import Metric
 
 ALL_PAIRS = 4  # with more groups, each is compared only with the first
 DATA = dict.fromkeys((
     "evaluate-on", "dataset", "split", "test-fraction", "validation-fraction", "partitioner",
-    *(key for each in PARTITIONERS.values() for key in each.keys),
+    *chain.from_iterable(OF_PARTITIONERS.values()),
     "num-clients", "unseen-clients", "evaluate-clients",
 ))  # fmt: skip
 FEWEST = 3  # smallest number of seeds for a test
@@ -55,7 +55,7 @@ def same_length(first: Group, second: Group) -> bool:
 
 def data_of(group: Group) -> dict[str, object]:
     """Return the settings that decide which samples are scored."""
-    found: dict[str, object] = {key: group.settings.get(key) for key in DATA}
+    found: dict[str, object] = {k: group.settings[k] for k in DATA if k in group.settings}
     if group.settings["evaluate-on"] != "validation":
         del found["validation-fraction"]
     return found

@@ -4,9 +4,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from fedapps.core import config
+from fedapps.core.data_settings import OF_PARTITIONERS
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
@@ -43,8 +45,30 @@ LONGEST = 100  # bytes of a name before its seed: about the limit
 DATA_NAME = 60  # bytes of the name of data or a model in that of a folder
 
 
+def unread(dataset: Scalar, partitioner: Scalar) -> tuple[str, ...]:
+    """Return the keys that this partitioner does not read; devices have their data, and need none.
+
+    All are read if there is no such partitioner.
+    """
+    every = tuple(dict.fromkeys(chain.from_iterable(OF_PARTITIONERS.values())))
+    if dataset == config.DEVICE:
+        return ("partitioner", *every)
+    read = OF_PARTITIONERS.get(str(partitioner), every)
+    return tuple(key for key in every if key not in read)
+
+
 def counting(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings that a run's results depend on, with the values for its method, by key.
+
+    They are those of `counted` without the keys that the run's partitioner does not read.
+    """
+    found = counted(flat)
+    without = unread(found["dataset"], found.get("partitioner", ""))
+    return {key: value for key, value in found.items() if key not in without}
+
+
+def counted(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the same with the keys of other partitioners, which digests of runs have always had.
 
     Keys of other methods have no effect on the run, and keys in `INCIDENTAL` have none that
     matters, except that a `metric` decides with `patience` when a run ends. Values that are equal
@@ -77,8 +101,12 @@ def changed(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
     Method, data set and seed are left out.
     """
-    by_default, found = usual(str(flat["strategy"])), counting(flat).items()
-    return {key: v for key, v in found if key not in NAMED and (key, v) not in by_default.items()}
+    return _unusual(counting(flat))
+
+
+def _unusual(found: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    by_default = usual(str(found["strategy"])).items()
+    return {k: v for k, v in found.items() if k not in NAMED and (k, v) not in by_default}
 
 
 def usual(strategy: str) -> dict[str, Scalar]:
@@ -124,8 +152,8 @@ def name_of(flat: Mapping[str, Scalar], unique: bool = False) -> str:
 
 
 def digest(flat: Mapping[str, Scalar], without: Iterable[str] = ()) -> str:
-    """Return eight hexadecimal digits that identify the settings that a run's results depend on."""
-    return _digest_of(counting(flat), without)
+    """Return eight hexadecimal digits that identify the settings of a run that are `counted`."""
+    return _digest_of(counted(flat), without)
 
 
 def _digest_of(values: Mapping[str, Scalar], without: Iterable[str]) -> str:
@@ -155,9 +183,9 @@ def _later(folder: Path | None, strategy: str) -> frozenset[str]:
 @lru_cache(maxsize=8)
 def _runs(settings: Settings, folder: Path | None) -> tuple[str, ...]:
     flat, grown = dict(settings.flat), GROWING | {"num-clients"}
-    found = changed(flat) | {key: flat[key] for key in NAMED}
+    found = _unusual(counted(flat)) | {key: flat[key] for key in NAMED}
     later = _later(folder, settings.strategy)
-    before = counting(flat) | {"metric": flat["metric"]}  # which counted with `patience` alone
+    before = counted(flat) | {"metric": flat["metric"]}  # which counted with `patience` alone
     return (
         _digest_of(found, grown | {"metric"}),
         _digest_of(before, grown | later | {"metric"}),

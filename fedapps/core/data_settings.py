@@ -15,6 +15,16 @@ from fedapps.core.schema import (
     doc,
 )
 
+# The keys that only some partitioners read, by the value of `partitioner`.
+OF_PARTITIONERS: dict[str, tuple[str, ...]] = {
+    "dirichlet": ("alpha", "dirichlet-balance", "min-samples"),
+    "shards": ("shards-per-client",),
+    "sizes": ("sizes",),
+    "classes": ("classes-per-client",),
+    "iid": (),
+    "natural": ("min-samples",),
+}
+
 
 class DataSettings(MethodSettings, frozen=True):
     """The method, and the general keys about data."""

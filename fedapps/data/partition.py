@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.core.config import DEVICE, LAST
+from fedapps.core.data_settings import OF_PARTITIONERS
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
@@ -223,7 +224,7 @@ def _too_few(key: str, client: int, has: str, fraction: float, settings: Setting
     why = ", as windows that share rows with later ones are left out" if between else ""
     if settings.dataset == DEVICE:
         cure = "take more data"
-    elif "min-samples" in PARTITIONERS[settings.partitioner].keys:
+    elif "min-samples" in OF_PARTITIONERS[settings.partitioner]:
         cure = "raise min-samples"
     else:
         cure = "take fewer clients"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fedapps.core import changes
 from fedapps.core.config import DEVICE, LAST, defaults
 from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
@@ -10,7 +11,6 @@ from fedapps.core.settings import Settings
 from fedapps.data import Dataset, Form
 from fedapps.data.forms import is_own
 from fedapps.data.forms.hub import is_saved
-from fedapps.data.partitioners import PARTITIONERS
 from fedapps.data.spec import FILLS
 from fedapps.engine.checks import replaced
 from fedapps.engine.evaluations import is_due
@@ -145,13 +145,10 @@ def _general(s: Settings) -> Iterator[tuple[str, str]]:
     own = s.dataset == DEVICE
     if own and s.split != LAST:
         yield "split", f'with dataset = "{s.dataset}"'
-    for key in ("partitioner",) if own else OF_DEVICES:
-        yield key, f'with dataset = "{s.dataset}"' if own else f'without dataset = "{DEVICE}"'
-    read = () if own else PARTITIONERS[s.partitioner].keys
+    if not own:
+        yield from ((key, f'without dataset = "{DEVICE}"') for key in OF_DEVICES)
     why = f'with dataset = "{DEVICE}"' if own else f'with partitioner = "{s.partitioner}"'
-    for key in dict.fromkeys(key for other in PARTITIONERS.values() for key in other.keys):
-        if key not in read:
-            yield key, why
+    yield from ((key, why) for key in changes.unread(s.dataset, s.partitioner))
     if not s.unseen_clients:
         yield "few-shot", "without unseen-clients"
     if s.split == "official" and not own:

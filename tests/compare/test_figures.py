@@ -288,6 +288,18 @@ def test_seeds_left_out_of_a_difference_are_told_also_of_groups_with_other_data(
     assert "not the same clients: seed 1 is scored on 5 (B), 4 (C)\n" in compared.out
 
 
+def test_keys_that_the_partitioner_does_not_read_tell_no_data_apart(made, compare):
+    folder = made("a", "partitioner=iid alpha=0.1 lr=0.1").parent
+    made("b", "partitioner=iid alpha=0.5 lr=0.2 classes-per-client=0/1/2/3/4")
+    compared = compare(folder)
+    assert "not the same" not in compared.out
+    assert compared.cells("accuracies on test samples")[""][:2] == ["lr", "seeds"]
+    assert compared.cells("personalized accuracy, difference").keys() == {"", "B - A"}
+    made("c", "partitioner=dirichlet alpha=0.5 lr=0.2")
+    told = [line for line in compare(folder).out.splitlines() if line.startswith("not the same")]
+    assert told == ["not the same samples: partitioner is iid (A, B), dirichlet (C)"]
+
+
 def test_as_many_but_other_clients_give_no_difference(made, compare):
     """Which five are drawn depends on who is an attacker, as these are not scored."""
     keys = "num-clients=20 evaluate-clients=5 seed="

@@ -74,6 +74,12 @@ def test_what_is_the_same_run_is_run_once(points):
     ("prox-mu=0.1,1.0 -c strategy=fedprox -c fedprox.prox-mu=0.5", 1, [
         "prox-mu=0.1,1.0 makes no difference with fedprox",
     ]),
+    ("alpha=0.1,0.5 -c partitioner=iid", 1, [
+        "alpha=0.1,0.5 makes no difference with partitioner=iid",
+    ]),
+    ("partitioner=iid,dirichlet alpha=0.1,0.5 lr=0.1,0.2", 6, [
+        "alpha=0.1,0.5 makes no difference with partitioner=iid",
+    ]),
     ("fedprox.prox-mu=0.1,1.0,1e0 -c strategy=fedprox", 2, []),  # the same value has the same run
 ])  # fmt: skip
 def test_values_that_make_no_difference_are_named(points, capsys, words, runs, told):

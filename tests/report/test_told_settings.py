@@ -48,6 +48,24 @@ def test_a_base_methods_keys_count():
     assert not [key for key in changes.counting(flat) if key.startswith("ditto")]
 
 
+@pytest.mark.parametrize(("data", "unread"), [
+    ("partitioner=iid", "alpha=7 shards-per-client=9 min-samples=3 sizes=0.9,0.1"),
+    ("partitioner=natural min-samples=4", "alpha=7 dirichlet-balance=false"),
+    ("dataset=device num-clients=4", "partitioner=shards shards-per-client=9 min-samples=3"),
+])  # fmt: skip
+def test_keys_that_the_partitioner_does_not_read_do_not_count(data, unread):
+    plain, more = (config.parse([data, words]) for words in ("", unread))
+    assert changes.counting(plain) == changes.counting(more)
+    assert changes.changed(plain) == changes.changed(more)
+    assert {*data.replace("=", " ").split()} >= changes.changed(more).keys()
+
+
+def test_a_state_keeps_its_owner_whatever_keys_its_partitioner_does_not_read():
+    """Versions that counted them have named the run; so the name must not change."""
+    flat = config.parse(["strategy=fedper partitioner=iid alpha=0.5 num-clients=7"])
+    assert owner(config.read(flat), 3) == "client 3 of run 9e0efec2"
+
+
 def test_a_number_is_the_same_however_it_is_written():
     """A key without and with defaults of methods, one of the method's own, and a whole number."""
     ways = ("max-norm=2 lr=1 ditto.lambda=3", "max-norm=2.0 lr=1.0 ditto.lambda=3.0")
@@ -120,8 +138,8 @@ def test_a_state_keeps_its_owner_when_a_run_grows_or_is_told_in_another_way(more
 def test_a_state_keeps_its_owner_when_a_key_comes(monkeypatch):
     """It has its default value in all runs that exist."""
     settings = config.read(config.parse(['strategy="fedper" lr=0.05 bn-local=true']))
-    before, all_of = owner(settings, 3), changes.counting
-    monkeypatch.setattr(changes, "counting", lambda flat: {**all_of(flat), "new-key": 1})
+    before, all_of = owner(settings, 3), changes.counted
+    monkeypatch.setattr(changes, "counted", lambda flat: {**all_of(flat), "new-key": 1})
     changes._runs.cache_clear()
     assert owner(settings, 3) == before
     changes._runs.cache_clear()

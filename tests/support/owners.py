@@ -16,7 +16,7 @@ def name_before(folder, *unknown):
     """
     later = {"num-clients", "text-length", *unknown}
     growing = {"evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience"}
-    keys = changes.counting(config.stored(folder)).items()
+    keys = changes.counted(config.stored(folder)).items()
     counted = {k: str(v) for k, v in keys if k not in {*growing, *later}}
     return hashlib.sha256(repr(sorted(counted.items())).encode()).hexdigest()[:8]
 
