@@ -44,7 +44,8 @@ MEASURED = (
 class Columns:
     """The columns of rounds.csv, clients.csv and classes.csv for a task and the methods' figures.
 
-    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column.
+    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column;
+    or if the name of a metric or figure begins like the columns of another metric.
     """
 
     task: Task
@@ -64,6 +65,18 @@ class Columns:
             if self.rounds.count(name) > 1:
                 raise RunError(
                     f"figure {name}: rounds.csv has another column of this name; rename it"
+                )
+            self._check_begin(name)
+
+    def _check_begin(self, column: str) -> None:
+        """Refuse a column that begins like those of a metric whose it is not (`Metric.means`)."""
+        own = self.metric_of(column)
+        for metric in self.task.metrics:
+            if column.startswith(f"{metric.name}_") and metric is not own:
+                what = f"metric {own.name}" if own else f"column {column}"
+                raise RunError(
+                    f"{what}: columns that begin with {metric.name}_ are those of the metric"
+                    f" {metric.name}; rename one of them"
                 )
 
     @property

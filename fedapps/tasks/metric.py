@@ -74,6 +74,7 @@ class Metric:
         """Return the columns of rounds.csv with means of the metric, but those by samples.
 
         The initial one is first. (In rounds.csv it is the last one of a metric that does not lead.)
+        All columns that begin with its name are its own: `report.columns` refuses others.
         """
         own = (name for name in columns if name.startswith(f"{self.name}_"))
         found = [name for name in own if not name.endswith(("_std", "_weighted"))]

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -645,6 +646,29 @@ def test_figures_that_cannot_be_columns_are_refused(declare):
     declare(figure("accuracy_without_head", low=-1.0))
     with pytest.raises(RunError, match="figure accuracy_without_head: fedapps and fedper declare"):
         columns.columns_of(CLASSIFICATION)
+
+
+@pytest.mark.parametrize(("metrics", "figures", "told"), [
+    (["accuracy", "accuracy_top5"], [],
+     "metric accuracy_top5: columns that begin with accuracy_ are those of the metric accuracy"),
+    (["top5", "accuracy_top5", "accuracy"], [], "metric accuracy_top5: .* rename"),
+    (["train"], [], "column train_loss: columns that begin with train_ are those of the metric"),
+    (["mae"], ["mae_drift"], "column mae_drift: columns that begin with mae_ are .* rename"),
+])  # fmt: skip
+def test_what_begins_like_the_columns_of_a_metric_is_one_of_them(metrics, figures, told):
+    """So it is one question which metric a column has, wherever it is asked."""
+    task = copy(CLASSIFICATION)
+    task.metrics = tuple(replace(LEAD, name=name) for name in metrics)
+    with pytest.raises(RunError, match=told):
+        columns.Columns(task, tuple(Figure(name, "x") for name in figures))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_metric_has_the_columns_that_begin_with_its_name(name):
+    for metric in TASKS[name].metrics:
+        known = columns.columns_of(TASKS[name].leading(metric.name))
+        for each in known.task.metrics:
+            assert all(known.metric_of(column) is each for column in each.means(known.rounds))
 
 
 def test_a_method_that_cannot_be_loaded_is_no_matter_for_others(declare, monkeypatch):
