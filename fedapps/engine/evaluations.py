@@ -3,16 +3,10 @@
 from collections.abc import Collection, Sequence
 
 from fedapps.core.draws import sample_evaluated
-from fedapps.core.settings import Settings
+from fedapps.core.scored_rounds import is_due
 from fedapps.method.flower import BaseStrategy
 from fedapps.report.rows import NEWCOMERS
 from fedapps.training.plan import Plan
-
-
-def is_due(settings: Settings, round_: int) -> bool:
-    """Tell whether a round has an evaluation with personalization."""
-    every = settings.evaluate_every
-    return round_ == settings.num_rounds or (every > 0 and round_ % every == 0)
 
 
 def evaluated(strategy: BaseStrategy) -> list[int]:

@@ -11,10 +11,10 @@ from fedapps.core import log
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
+from fedapps.core.scored_rounds import is_due
 from fedapps.core.settings import Settings
 from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
-from fedapps.engine.evaluations import is_due
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy_mode import RELEASES
 from fedapps.engine.store import CHANGED

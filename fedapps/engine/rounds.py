@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, without_lines
+from fedapps.core.scored_rounds import is_due
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
@@ -162,7 +163,7 @@ class Rounds:
         self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)
         for update in updates:
             self.recovery.see(round_, update, self.report)
-        due = evaluations.is_due(self.settings, round_)
+        due = is_due(self.settings, round_)
         # A final phase asks all clients; in a round without an evaluation, nobody has answered.
         those = {*evaluations.evaluated(self.strategy)} if updates else ()
         if scores := [u.checked.scores for u in updates if u.client in those]:

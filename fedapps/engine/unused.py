@@ -7,13 +7,13 @@ from fedapps.core.config import DEVICE, LAST, defaults
 from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
+from fedapps.core.scored_rounds import is_due
 from fedapps.core.settings import Settings
 from fedapps.data import Dataset, Form
 from fedapps.data.forms import is_own
 from fedapps.data.forms.hub import is_saved
 from fedapps.data.spec import FILLS
 from fedapps.engine.checks import replaced
-from fedapps.engine.evaluations import is_due
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.robust import RULES
 

@@ -1,43 +1,40 @@
 """The progress line of each finished round, with an estimate of the time left."""
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from fedapps.core.scored_rounds import INITIAL, PERSONALIZED, UNSCORED, kinds
+from fedapps.core.settings import Settings
 from fedapps.report.rows import NEWCOMERS, RoundRow
 from fedapps.report.units import LINE_WIDTH, clock, human_bytes
 from fedapps.tasks import Metric
 
 
-@dataclass
 class TimeLeft:
-    """Estimates the time left from the median of recent rounds, separately for evaluated ones."""
+    """Estimates the time left from medians of recent rounds, by how they are evaluated."""
 
-    num_rounds: int
-    evaluate_every: int
-    recent: dict[bool, deque[float]] = field(
-        default_factory=lambda: {False: deque(maxlen=9), True: deque(maxlen=9)}
-    )
+    def __init__(self, settings: Settings) -> None:
+        self.kinds = kinds(settings)
+        self.recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))
 
     def add(self, row: RoundRow) -> None:
         """Add the time of a finished round."""
-        self.recent[row.means.personalized is not None].append(row.seconds)
+        scored = INITIAL if row.means.initial is not None else UNSCORED
+        kind = scored if row.means.personalized is None else PERSONALIZED
+        self.recent[kind].append(row.seconds)
 
     def after(self, done: int) -> float:
         """Return the expected seconds of all rounds after round `done`."""
-        ahead = max(self.num_rounds - done, 0)
-        evaluated = min(self._evaluations(self.num_rounds) - self._evaluations(done), ahead)
-        return evaluated * self._typical(True) + (ahead - evaluated) * self._typical(False)
+        return sum(
+            self.kinds.count(kind, done) * self._typical(kind)
+            for kind in (UNSCORED, INITIAL, PERSONALIZED)
+        )
 
-    def _evaluations(self, done: int) -> int:
-        """Count the evaluations in rounds 1..done; the last round is always evaluated."""
-        if done < self.num_rounds:
-            return done // self.evaluate_every if self.evaluate_every else 0
-        return self._evaluations(self.num_rounds - 1) + 1
-
-    def _typical(self, evaluated: bool) -> float:
-        return statistics.median(self.recent[evaluated] or self.recent[not evaluated] or [0.0])
+    def _typical(self, kind: int) -> float:
+        """Return the usual seconds of a round, by those of the nearest kind that has come."""
+        known = [(abs(kind - other), statistics.median(of)) for other, of in self.recent.items()]
+        return min(known, default=(0, 0.0))[1]
 
 
 def progress_line(row: RoundRow, num_rounds: int, left: float, metric: Metric) -> str:

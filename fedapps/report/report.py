@@ -74,7 +74,7 @@ class Report:
     about: About = field(default_factory=About.new)
 
     def __post_init__(self) -> None:
-        self._time_left = TimeLeft(self.settings.num_rounds, self.settings.evaluate_every)
+        self._time_left = TimeLeft(self.settings)
         named = (directory.names(self.folder, file) for file in directory.NAMED)
         self.columns = columns_of(self.task, *named, timed=bool(self.settings.devices))
         heads = (self.columns.rounds, self.columns.clients, EVENT)

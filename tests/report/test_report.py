@@ -290,7 +290,7 @@ def test_units(of, value, text):
 
 @pytest.mark.parametrize("every", [0, 1, 4, 7, 40])
 def test_time_left_knows_the_evaluation_rounds(every):
-    rounds, left = 30, TimeLeft(30, every)
+    rounds, left = 30, TimeLeft(make_settings(num_rounds=30, evaluate_every=every))
     evaluated = {r for r in range(1, rounds + 1) if (every and r % every == 0) or r == rounds}
     cost = {r: 5.0 if r in evaluated else 1.0 for r in range(1, rounds + 1)}
     for round_ in range(1, rounds + 1):
@@ -300,8 +300,24 @@ def test_time_left_knows_the_evaluation_rounds(every):
             assert left.after(round_) == sum(cost[r] for r in range(round_ + 1, rounds + 1))
 
 
+def test_time_left_knows_the_further_rounds_that_are_scored():
+    """Without personalization, they take less time than others that are scored."""
+    further = {2, 3, 4, 15, 16, 17}
+    settings = make_settings(num_rounds=20, evaluate_every=10, further_rounds=further | {20})
+    left, due = TimeLeft(settings), {10, 20}
+    cost = {r: 3.0 if r in further else 5.0 if r in due else 1.0 for r in range(1, 21)}
+    for round_ in range(1, 21):
+        known = {"accuracy_initial": 0.4} if cost[round_] > 1 else {}
+        known |= {"accuracy_personalized": 0.5} if round_ in due else {}
+        left.add(make_row(round_, seconds=cost[round_], **known))
+        ahead = range(round_ + 1, 21)
+        missing = 2.0 * len(due & {*ahead})  # the nearest known time is that of further ones
+        if round_ > 1:
+            assert left.after(round_) == sum(cost[r] for r in ahead) - missing * (round_ < 10)
+
+
 def test_time_left_withstands_slow_rounds():
-    left = TimeLeft(100, 0)
+    left = TimeLeft(make_settings(num_rounds=100, evaluate_every=0))
     for round_ in range(1, 11):
         left.add(make_row(round_, seconds=500 if round_ in (1, 6) else 1.0))
     assert left.after(10) == 90
