@@ -148,8 +148,10 @@ def print_summary(
     by_class = classes and columns.task.has_classes and columns.lead is columns.task.of_class
     if by_class and (found := _said_always(classes)) is not None:
         name = columns.class_names[found] if columns.class_names else found
-        line = "note: the models nearly always say the most frequent class, %s"
-        log.info(f"{line}; metric=balanced counts classes alike", name)
+        alike = [metric.name for metric in columns.task.metrics if metric.by_class]
+        cure = "; metric=%s counts classes alike" if alike else ""
+        line = f"note: the models nearly always say the most frequent class, %s{cure}"
+        log.info(line, name, *alike[:1])
 
 
 def _said_always(classes: Sequence[Sequence[int]]) -> int | None:

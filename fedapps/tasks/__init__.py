@@ -3,7 +3,8 @@
     task = task_for("auto", inputs, targets)   # by the targets of a data set
     task.loss(output, target), task.predict(output), task.lead.of(task.count(output, target))
 
-A new task needs one file here, a line in `TASKS`, and its name in the key `task` of `Settings`.
+A new task needs one file here, a line in `TASKS`, and its name among the values of the key `task`
+in `fedapps.core.data_settings`.
 """
 
 from collections.abc import Sequence

@@ -520,6 +520,21 @@ def test_a_run_whose_models_say_one_class_ends_with_a_note(right, more, told, na
     assert not told or f"the most frequent class, {name}; metric=balanced " in last
 
 
+@pytest.mark.parametrize(("metrics", "told"), [
+    (("accuracy", "macro_f1"), "class, 0; metric=macro_f1 counts classes alike"),
+    (("accuracy",), "class, 0"),
+])  # fmt: skip
+def test_that_note_names_the_metric_that_the_task_has(metrics, told, capsys):
+    task, counts = copy(CLASSIFICATION), np.array((300, 33))
+    task.metrics = tuple(known for known in task.metrics if known.name in metrics)
+    scored = of_classes(counts, np.array((300, 0)))
+    results, known = [ClientEval(0, 5, 333, 0.5, task, scored, scored)], columns.Columns(task, ())
+    settings, rows = make_settings(), [make_row(1, means=means(results, known))]
+    summary = summarize(settings, rows, known, 1.0)
+    print_summary(summary, settings, known, class_sums(results))
+    assert capsys.readouterr().out.splitlines()[-1].endswith(told)
+
+
 def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
     report = make_report(tmp_path, dataset="[bold]/x.npz")
     report.round(make_row(1, train_loss=float("nan")))
