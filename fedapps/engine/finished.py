@@ -182,10 +182,7 @@ class FinishedRun:
             raise RunError(
                 f"--client {number}: clients of this run are devices, which keep their data"
             )
-        data, share = self.space.dataset, self.space.population.share(number)
-        assert data.rows is not None
-        indices = getattr(share, subset)
-        return data.rows.read(indices), data.target_values[indices]
+        return self.space.data.unscaled(number, subset)
 
     def evaluate(self, number: int) -> tuple[BaseClient, ClientUpdate, Plan]:
         """Personalize and score a client; return the client, its update and its plan.

@@ -84,6 +84,12 @@ class RunData:
             self._cache.put(key, samples, samples[0].nbytes)
             return samples
 
+    def unscaled(self, client: int, subset: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same samples as they are in the data: [n, ...], and their targets [n, ...]."""
+        indices = getattr(self.population.share(client), subset)
+        assert self.dataset.rows is not None
+        return self.dataset.rows.read(indices), self.dataset.target_values[indices]
+
     @cached_property
     def union(self) -> Samples:
         """The training samples of all clients together, for training on the server itself."""

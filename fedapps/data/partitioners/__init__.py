@@ -1,5 +1,8 @@
 """The partitioners, by their value of the run-config key `partitioner`.
 
+A partitioner decides only whose a sample is. What the inputs of a client become, such as their
+normalization, is decided in `RunData` (`fedapps.training.run_data`).
+
 A new one needs a file here with `owners(labels, settings)`, which draws with `generator` of
 `core.draws`; a line in `PARTITIONERS`; and in `fedapps.core.data_settings` its name among the
 values of the key, and the keys that it reads in `OF_PARTITIONERS`. Keys of its own also go into
