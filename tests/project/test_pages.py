@@ -406,6 +406,8 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
             'num-clients=0 device="cpu"',
         ])))  # fmt: skip
         assert (space.task.name, space.settings.num_clients) == (task, 5)
+    turned = load(str(tmp_path / "turned.npz"), "")
+    assert (turned.shape, turned.classes, len({*turned.groups})) == ((1, 28, 28), 10, 20)
     (keys,) = re.findall("fedapps serial -c 'dataset=/path/to/table.npz (.*)'", text_of(page))
     space = Workspace(config.read(config.parse([f'dataset="{tmp_path}/table.npz" {keys}'])))
     assert sum(len(space.samples(client, "train")[1]) for client in range(10)) == table.num_train
