@@ -1,5 +1,6 @@
 """Files .npz that are joined, such as a file for each client; and recordings in such files."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean, some
 from fedapps.data import precision
-from fedapps.data.forms.form import PARTS, File, Form, Found, by_part
+from fedapps.data.forms import outliers
+from fedapps.data.forms.form import PARTS, File, Form, Found, Where, by_part
 from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members, samples
 
@@ -37,9 +39,15 @@ def read(files: Sequence[File], form: Form) -> Found:
     groups = values.pop("groups", np.full(len(parts), ""))
     where = files[0].path.parent if len(files) > 1 else files[0].path
     told = _unread(where, [name for file in files for name in members(file.path)])
+
+    def sample(row: int) -> str:
+        block = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+        file = blocks[block][0]
+        return f"{file.path}: {file.part} sample {row - sum(sizes[:block])}".replace(":  ", ": ")
+
     told += [
         line for key, array in values.items() if key in PAIRS[0]
-        for line in _rounded(where, key, array.shape, array.ravel())
+        for line in _judged(where, key, array.shape, array.ravel(), sample, groups)
     ]  # fmt: skip
     inputs = values.get("inputs", parts)
     if form.window and inputs.ndim == 2 and inputs.size and inputs.dtype.kind == "f":
@@ -75,7 +83,7 @@ def notes(path: Path) -> list[str]:
     parts = [array for key, array in arrays.items() if key.removeprefix("train_") in PAIRS[0]]
     return unread + [
         line for array in parts
-        for line in _rounded(path, array.key, array.shape, array.first(LOOKED_AT))
+        for line in _judged(path, array.key, array.shape, array.first(LOOKED_AT))
     ]  # fmt: skip
 
 
@@ -86,14 +94,36 @@ def _unread(path: Path, there: Sequence[str]) -> list[str]:
     return [f"{path}: not read: {some(unread)}{close}"] if unread else []
 
 
-def _rounded(path: Path, key: str, shape: Sequence[int], values: np.ndarray) -> list[str]:
-    """Tell what float32 rounds of an array of this shape, if it has floats; `values` are flat."""
+def _judged(
+    path: Path,
+    key: str,
+    shape: Sequence[int],
+    values: np.ndarray,
+    sample: Where | None = None,
+    groups: np.ndarray | None = None,
+) -> list[str]:
+    """Tell what normalization and float32 lose of an array of this shape, if it has floats.
+
+    `values` are flat, and can be its beginning; `sample` says where a sample is, and `groups` are
+    the clients of all.
+    """
     if values.dtype.kind != "f" or not values.size:  # what is empty is refused elsewhere
         return []
     size = shape[-1] if len(shape) > 1 else 1
     names = [key] if size == 1 else [f"{key}[..., {feature}]" for feature in range(size)]
-    whole = values[: len(values) // size * size]
-    return precision.told(path, names, whole, key.endswith("targets"))
+    rows, each = values[: len(values) // size * size].reshape(-1, size), math.prod(shape[1:-1])
+    where = sample or f"{path}: {key}[{{}}]".format
+    return [
+        *precision.told(path, names, rows, key.endswith("targets")),
+        *outliers.told(
+            lambda row: where(row // each),
+            names,
+            rows,
+            key.endswith("targets"),
+            None if groups is None else lambda: np.repeat(groups, each),
+            beginning=len(values) < math.prod(shape),
+        ),
+    ]
 
 
 def _blocks(file: File) -> list[Block]:

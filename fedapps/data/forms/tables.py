@@ -8,7 +8,7 @@ import pandas as pd
 from fedapps.core.errors import MisfitError, RunError
 from fedapps.core.words import number, some
 from fedapps.data import precision
-from fedapps.data.forms import columns, texts
+from fedapps.data.forms import columns, outliers, texts
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
 from fedapps.data.forms.frames import DROP, MISSING, Kept, Rows, frames_of, holds_texts, stripped
 from fedapps.data.forms.windows import cut, gone, places
@@ -73,7 +73,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
         values, class_names = _targets(rows, targets, form)
     if values.dtype.kind == "f":
         columns.demand_size(rows, targets, values)
-        told += precision.told(files[0].path, _named(targets), values, True)
+        told += _judged(rows, targets, values, form, True)
     samples = np.arange(len(inputs))[:, None]
     if series:
         left = at[rows.frame.index]  # a row keeps its index
@@ -131,17 +131,24 @@ def _features(
 ) -> tuple[np.ndarray, Rows, list[str]]:
     """Return the features of these columns, float32 [N, F], their rows, and what to tell."""
     exact = columns.encoded(rows, chosen, form.missing != "refuse")
-    named = _named([column.name for column in chosen for _ in column.texts or ("",)])
+    named = [column.name for column in chosen for _ in column.texts or ("",)]
     told = [
         *columns.notes(rows.frame, chosen, not form.columns),
-        *precision.told(rows.files[0].path, named, exact, False),
+        *_judged(rows, named, exact, form, False),
     ]
     inputs, rows, more = _complete(exact.astype(np.float32), rows, chosen, form)
     return inputs, rows, [*told, *more]
 
 
-def _named(names: Sequence[str]) -> list[str]:
-    return [f"column {name}" for name in names]
+def _judged(
+    rows: Rows, names: Sequence[str], values: np.ndarray, form: Form, targets: bool
+) -> list[str]:
+    """Tell what normalization and float32 would lose of columns with these names."""
+    named, values = [f"column {name}" for name in names], values.reshape(len(values), -1)
+    return [
+        *precision.told(rows.files[0].path, named, values, targets),
+        *outliers.told(rows.where, named, values, targets, lambda: _groups(rows, form)),
+    ]
 
 
 def _groups(rows: Rows, form: Form) -> np.ndarray:

@@ -1,0 +1,134 @@
+"""Values so far from all others that these count as nearly equal, once they are normalized.
+
+One broken row does this to everybody, since mean and deviation are those of all clients; and so
+does a client whose values are in another unit. Heavy tails do not: there is no gap before them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+import numpy as np
+
+from fedapps.core.words import some
+from fedapps.data.forms.form import Where
+
+SAMPLE = 1000  # rows that tell whether a column is worth looking at as a whole
+MANY = 100_000  # rows that are enough to compare clients
+FAR = 100  # times as far from the median as all others; or as wide as the range of most clients
+MOST = 0.1  # of the others that differ from the median; if more are far, they are no slips
+TAIL = 10  # times as large as the way from the usual to the farthest other must such a step be
+HARM = 10  # times as large as the others' differences is the deviation: these are nearly equal
+LEAST = 10  # values that a client needs to have a range, which is that of the middle 90 %
+CLIENTS = 3  # are needed to say which of them is the odd one
+_EQUAL = "which then count as nearly equal"
+
+
+def told(
+    where: Where,
+    names: Sequence[str],
+    rows: np.ndarray,
+    targets: bool,
+    owners: Callable[[], np.ndarray] | None = None,
+    beginning: bool = False,
+) -> list[str]:
+    """Return at most two lines about columns [N, columns] with these names.
+
+    `where` says where a row is. `owners` returns the clients [N], if they are known. With
+    `beginning`, there are more rows than these.
+    """
+    if not len(rows):
+        return []
+
+    @cache
+    def clients() -> tuple[np.ndarray, np.ndarray]:
+        assert owners
+        return np.unique(owners().astype(str), return_inverse=True)
+
+    slips, units = dict[int, tuple[float, str]](), dict[int, tuple[float, str]]()
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers too large are refused elsewhere
+        for place in _suspicious(rows):
+            column = rows[:, place].astype(np.float64)
+            if slip := _far(column):
+                bad, far, count = slip
+                share = f"{len(far)} of {'the first ' * beginning}{count} values"
+                at, text = f"{where(int(far[0]))}: {names[place]}", f"{column[far[0]]:g}"
+                slips[place] = bad, f"{at}: {share}, {_slip(text, len(far), targets)}"
+            elif owners and (unit := _wide(column, *clients())):
+                units[place] = unit[0], f"{names[place]}: {unit[1]}"
+    return [line for found in (slips, units) if found for line in [_worst(found, names)]]
+
+
+def _suspicious(rows: np.ndarray) -> Iterator[int]:
+    """Yield the columns in which a value is `FAR` from the median of some; cheap for all others."""
+    low, high = np.fmin.reduce(rows, axis=0), np.fmax.reduce(rows, axis=0)  # NaN does not count
+    few = rows[:: max(1, len(rows) // SAMPLE)]
+    for place in np.flatnonzero(high > low).tolist():
+        values = few[:, place].astype(np.float64)
+        middle, away = _away(values[np.isfinite(values)])
+        usual = np.median(others) if len(others := away[away > 0]) else 0.0
+        if max(high[place] - middle, middle - low[place]) > FAR * usual:
+            yield place
+
+
+def _away(values: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return the median of values, and how far each is from it."""
+    middle = float(np.median(values)) if len(values) else 0.0
+    return middle, np.abs(values - middle)
+
+
+def _far(column: np.ndarray) -> tuple[float, np.ndarray, int] | None:
+    """Return how bad a column is, the rows of its far values, the farthest first; and its size."""
+    rows = np.flatnonzero(np.isfinite(column))
+    _, away = _away(column[rows])
+    others = away[away > 0]
+    first = len(others) - 1 - int(len(others) * MOST / (1 + MOST))
+    if not len(others) or away.max() <= FAR * np.partition(others, first)[first]:
+        return None
+    others = np.sort(others)
+    below, above, usual = others[first:-1], others[first + 1 :], np.median(others)
+    # a heavy tail has large steps, too, but after others: before them, it is far from what is usual
+    gaps = np.flatnonzero((above > FAR * below) & (above * usual > TAIL * below**2))
+    if not len(gaps) or column[rows].std() <= HARM * (edge := below[gaps[0]]):
+        return None
+    order = np.argsort(-away, kind="stable")[: (away > edge).sum()]
+    return float(column[rows].std() / edge), rows[order], len(rows)
+
+
+def _slip(text: str, count: int, targets: bool) -> str:
+    """Say of `count` values what they do, and what to do with them; `text` is the farthest."""
+    if count == 1:
+        are, them, cure = f"{text}, is", "it", "leave its row out"
+    else:
+        are, them, cure = f"such as {text}, are", "them", "leave their rows out"
+    if not targets:
+        cure = f'make {them} missing (an empty cell, NaN) with missing="mean"'
+    return f"{are} far from all others, {_EQUAL}; correct {them}, or {cure}"
+
+
+def _wide(column: np.ndarray, names: np.ndarray, of: np.ndarray) -> tuple[float, str] | None:
+    """Return how bad a column is, and what to say of clients whose values differ so much more."""
+    rows = np.flatnonzero(np.isfinite(column))
+    rows = rows[:: max(1, len(rows) // MANY)]
+    column, of = column[rows], of[rows]
+    sizes = np.bincount(of, minlength=len(names))
+    ends, values = np.cumsum(sizes), column[np.lexsort((column, of))]
+    enough = np.flatnonzero(sizes >= LEAST)
+    first, least = (ends - sizes)[enough], (0.05 * (sizes[enough] - 1) + 1).astype(np.int64)
+    ranges = values[ends[enough] - 1 - least] - values[first + least]
+    if len(enough) < CLIENTS or not (usual := float(np.median(ranges))):
+        return None
+    odd = enough[ranges > FAR * usual]
+    if not len(odd) or column.std() <= HARM * usual:
+        return None
+    text = (
+        f"the values of {some(names[odd].tolist())} have a range {ranges.max() / usual:.0f} times"
+        f" as wide as those of most others, {_EQUAL}; if they are in another unit, convert them"
+    )
+    return column.std() / usual, text
+
+
+def _worst(found: dict[int, tuple[float, str]], names: Sequence[str]) -> str:
+    """Return the line of the worst column, which names the others."""
+    worst = max(found, key=lambda place: found[place][0])
+    likewise = some([names[place] for place in found if place != worst])
+    return found[worst][1] + f"; likewise {likewise}" * bool(likewise)
