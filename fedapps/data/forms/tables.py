@@ -28,7 +28,10 @@ def read(files: Sequence[File], form: Form) -> Found:
 
 
 def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
-    """Read the files; codes of clients, of categories and of classes of the run stay texts."""
+    """Read the files; codes of clients, of categories and of classes of the run stay texts.
+
+    Numbers are no classes of a run that has names for them: nobody has said which is which.
+    """
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
     kept = _kept(form, form.targets)
     texts = {form.client_column, *_kept(form, ())}
@@ -38,8 +41,8 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     targets = {*_target_columns(frames[0], files, form)}
     kept = _kept(form, targets)
     written = frames_of(paths, texts | targets, named, kept)
-    found = {word for each in written for name in targets & {*each} for word in each[name].dropna()}
-    return written if found <= {*form.names} else frames  # otherwise, they are numbers of classes
+    plain = [[n for n in targets & {*each} if not holds_texts(each[n])] for each in written]
+    return [each.astype(dict.fromkeys(n, "string")) for each, n in zip(written, plain, strict=True)]
 
 
 def _kept(form: Form, targets: Iterable[str]) -> Kept:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedapps.core import config
-from fedapps.core.errors import RunError
+from fedapps.core.errors import MisfitError, RunError
 from fedapps.data import Form, load, notes, of_device, unlabelled
 from fedapps.data.spec import FLOAT, Spec, label_spec
 from tests.support.marks import extra
@@ -124,7 +124,7 @@ class TestTargets:
         assert data.target_values.tolist() == wanted
         for task in ("auto", "regression"):
             assert load(path, "", asked[task]).targets == Spec((), FLOAT)
-        form = Form(columns="x", missing="drop", names=("a", "b", "c"))
+        form = Form(columns="x", missing="drop", names=("0", "1", "2"))
         own = of_device(Path(path), Spec((1,), FLOAT), label_spec(3), form)
         assert own.target_values.tolist() == wanted
 
@@ -182,11 +182,34 @@ class TestTexts:
         assert targets == [1, 0]
         np.testing.assert_array_equal(inputs, np.eye(3)[:2])
 
-    def test_a_device_may_number_the_classes_that_a_run_names(self, tmp_path):
-        (tmp_path / "t.csv").write_text("x,y\n1,1\n2,0\n")
-        form = Form("y", columns="x", names=("no", "yes"))
-        data = of_device(tmp_path / "t.csv", Spec((1,), FLOAT), label_spec(2), form)
-        assert values(data)[1] == [1, 0]
+    @pytest.mark.parametrize("kind", ["csv", "parquet"])
+    @pytest.mark.parametrize(("cells", "names", "line"), [
+        ([1, 0], ("ill", "well"), "class 1; the run has ill, well"),
+        ([None, 0], ("ill", "well"), "class 0; the run has ill, well"),
+        ([True, False], ("no", "yes"), "class True; the run has no, yes"),
+        ([1.0, 2.0], ("a", "b", "c"), "class 1.0; the run has a, b, c"),
+        ([1, 0], ("1", "2"), "class 0; the run has 1, 2"),
+        ([2, 1], ("1", "2"), [1, 0]),
+        ([1, 0], ("0", "1"), [1, 0]),
+        (["well", "ill"], ("ill", "well"), [1, 0]),
+    ])  # fmt: skip
+    def test_a_device_does_not_number_classes_that_have_names(
+        self, cells, names, line, kind, tmp_path
+    ):
+        """Sorted by name, ill comes before well, where most would write 1 for ill."""
+        if cells[0] is None:
+            cells = pd.Series(cells, dtype="Int64")
+        path = save(pd.DataFrame({"x": [1, 2], "y": cells}), tmp_path, kind)
+        form = Form("y", columns="x", missing="drop", names=names)
+
+        def read():
+            return of_device(Path(path), Spec((1,), FLOAT), label_spec(len(names)), form)
+
+        if isinstance(line, str):
+            with pytest.raises(MisfitError, match=re.escape(line + " (class-names)")):
+                read()
+        else:
+            assert values(read())[1] == line
 
     def test_codes_to_predict(self, tmp_path):
         (tmp_path / "t.csv").write_text("x,code\n1,1\n2,\n")
