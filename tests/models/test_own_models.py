@@ -172,6 +172,9 @@ def test_a_file_and_its_path_are_the_same_model(mine):
     (NET.replace("flatten(1)", "flatten()[None]"),
      r"for float32 samples .* RuntimeError: .*mat1.* \(mine\.py, line 14\)"),
     (NET.replace('("stem", "mid"), "head": ("fc",)', '("*",)'), "has the layers body"),
+    ("from torch import nn\n"
+     "def make(inputs, outputs): return nn.Linear(inputs.size, outputs.shape[-1])",
+     r"is one layer, a Linear: must have two or more, such as the children of an nn\.Sequential"),
     (NET.replace('("fc",)', '("fcc",)'), r'layer head: .* called "fcc", did you mean fc\?'),
     (NET.replace(', "head": ("fc",)', ''), "fc.weight is in no layer"),
     (NET.replace("return Net(inputs, outputs)", "return Net(inputs, outputs).double()"),
