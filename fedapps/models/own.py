@@ -160,6 +160,9 @@ def _wrong(model: object, make: Callable[[], nn.Module]) -> str:
     """Say what is wrong with a model before it has run; "" if nothing."""
     if not isinstance(model, nn.Module):
         return f"returned a {type(model).__name__}: must return an nn.Module"
+    if not hasattr(model, "layers") and not [*model.children()]:  # its parameters are no layers
+        told = f"is one layer, a {type(model).__name__}: must have two or more"
+        return f"{told}, such as the children of an nn.Sequential, or what layers declares"
     if len(layers := keys_by_layer(model)) < 2:
         frozen = " that are not frozen (requires_grad)" if frozen_keys(model) else ""
         return f"has the layers {', '.join(layers) or '(none)'}{frozen}: must have two or more"
