@@ -77,7 +77,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning("threads = %s on %s cores is slow", settings.threads, cores)
     space = workspace(settings)
     data.check_finite(space.dataset)
-    for note in data.notes(space.dataset, settings.split, settings.partitioner, settings.task):
+    odd = data.notes(space.dataset, settings.split, settings.partitioner, settings.task)
+    for note in odd:
         log.warning("%s", note)
     for note in privacy.of_pooled_values(space):
         log.warning("%s", note)
@@ -85,7 +86,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
         log.warning('model = "%s": %s', settings.model, note)
     if note := saves_nothing(space.model):
         log.warning("adapter-rank = %s: %s", settings.adapter_rank, note)
-    for note in [*space.dataset.told, *space.population.told]:
+    for note in (told_of_data := (*space.dataset.told, *space.population.told)):
         log.info("note: %s", note)
     listed = listed_clients(space)
     held = samples_of(space, listed) if listed else None  # a bad partition ends here
@@ -96,7 +97,7 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     federation = Federation(rounds)  # and this the budget of privacy
     for note in [*unused.notes(strategy), *outdated(strategy)]:
         log.warning("%s", note)
-    reporting = _reporting(rounds, federation, context.run_config)
+    reporting = _reporting(rounds, federation, context.run_config, (*odd, *told_of_data))
     with reporting as report, federation.recorded(report):
         if held is not None and space.task.has_classes:
             report.hold(listed, held)
@@ -139,11 +140,12 @@ def watched(report: Report, page: bool) -> Iterator[Lookout]:
 
 @contextmanager
 def _reporting(
-    rounds: Rounds, federation: Federation, flat: Mapping[str, Scalar]
+    rounds: Rounds, federation: Federation, flat: Mapping[str, Scalar], notes: tuple[str, ...]
 ) -> Iterator[Report]:
     """Make the directory of a new run, or reopen that of the run that `resume` names.
 
-    The directory is locked, so that no other process resumes the run meanwhile.
+    `notes` are what was told of the data. The directory is locked, so that no other process resumes
+    the run meanwhile.
     """
     settings, space = rounds.settings, rounds.strategy.workspace
     folder = resume.find(settings)
@@ -151,7 +153,8 @@ def _reporting(
         if settings.checkpoint_every:
             resume.offer(settings)
         names = (space.population.names, space.class_names)
-        about = About.new(space.task, fingerprints(rounds.strategy), space.data.pooled)
+        marks = fingerprints(rounds.strategy)
+        about = About.new(space.task, marks, space.data.pooled, notes)
         report = Report.create(settings, flat, space.task, names, about)
         with resume.alone(report.folder):
             yield report

@@ -34,7 +34,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
     same name. The run was resumed `attempt` times, after the rounds `resumed`. Its `fingerprints`
     tell whether data, method or model have changed meanwhile. What it has `pooled` its model needs
-    ever after, whatever becomes of the data.
+    ever after, whatever becomes of the data. The `notes` are what it told of its data at the start.
     """
 
     id: str
@@ -45,6 +45,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = AUTO  # that leads
     fingerprints: Fingerprints = {}
     pooled: Pooled | None = None
+    notes: tuple[str, ...] = ()
     attempt: int = 0
     resumed: tuple[int, ...] = ()
 
@@ -54,6 +55,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         task: Task = CLASSIFICATION,
         fingerprints: Fingerprints | None = None,
         pooled: Pooled | None = None,
+        notes: tuple[str, ...] = (),
     ) -> "About":
         """Return the content for a run of a task that starts now."""
         return cls(
@@ -65,6 +67,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
             metric=task.lead.name,
             fingerprints=fingerprints or {},
             pooled=pooled,
+            notes=notes,
         )
 
     @classmethod

@@ -359,14 +359,32 @@ def test_browser_shows_every_figure_at_both_widths(folder, tmp_path):
         assert seen["title"] == "fedcmd on <script>x.npz" and seen["tables"] >= 5
 
 
-def test_the_page_of_natural_clients_counts_nobody_twice(tmp_path, serial_run):
-    inputs, who = np.arange(80.0).reshape(40, 2), np.arange(40) % 2
-    np.savez(tmp_path / "two.npz", inputs=inputs, targets=np.arange(40) // 2 % 2, groups=who)
+def test_the_page_of_natural_clients_says_who_is_left_out_and_what_was_told_of_the_data(
+    tmp_path, serial_run
+):
+    inputs, who = np.arange(88.0).reshape(44, 2), np.append(np.arange(40) % 2, [2] * 4)
+    inputs[7] = 1e6
+    np.savez(tmp_path / "two.npz", inputs=inputs, targets=np.arange(44) // 2 % 2, groups=who)
     folder = serial_run(
         f'dataset="{tmp_path}/two.npz" partitioner="natural" num-clients=0 model="mlp" num-rounds=1'
     )
-    page.write(folder)
-    assert "everybody in the data, natural clients" in (folder / "report.html").read_text()
+    for _ in range(2):
+        text = page.write(folder).read_text("utf-8")
+        assert "2 clients, natural clients" in text and "everybody" not in text
+        found = re.findall("<li>(.*?)</li>", text.partition('id="data"')[2].partition("</ul>")[0])
+        assert "is far from all others, which then count as nearly equal" in found[0]
+        assert found[1].startswith("1 of 3 groups have fewer than min-samples = 10 samples and")
+        for name in ("clients.csv", "log.txt"):  # it needs neither
+            (folder / name).unlink(missing_ok=True)
+
+
+def test_the_page_of_a_run_with_nothing_to_tell_of_its_data_has_no_such_section(tmp_path):
+    report = begin_run(tmp_path)
+    assert 'href="#data"' not in page.write(report.folder).read_text("utf-8")
+    for odd in ('{"notes": 3}', '{"notes": ["<b>", 4]}'):
+        (report.folder / "run.json").write_text(odd)
+        text = page.write(report.folder).read_text("utf-8")
+    assert 'href="#data"' in text and "<li>&lt;b&gt;</li>" in text
 
 
 def test_the_page_of_a_running_run_says_when_it_was_made_and_reloads_itself(tmp_path):

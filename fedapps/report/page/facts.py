@@ -85,9 +85,9 @@ def title_of(run: RunFiles) -> str:
 def subtitle_of(run: RunFiles) -> str:
     """Return one line on clients, data partition, model, seed and scored samples."""
     c = run.config
-    clients = c.get("num-clients")
+    clients = c.get("num-clients") or len(run.names)  # 0: all in the data who can take part
     parts = [
-        f"{clients} clients" if clients else "" if clients is None else "everybody in the data",
+        f"{clients} clients" if clients else "",
         _partition(c),
         f"model {c['model']}" if "model" in c else "",
         f"seed {c['seed']}" if "seed" in c else "",

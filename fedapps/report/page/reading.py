@@ -72,6 +72,12 @@ class RunFiles:
         return columns_of(self.task)
 
     @property
+    def notes(self) -> list[str]:
+        """What the run told of its data; none if an earlier version wrote it."""
+        found = self.about.get("notes")
+        return [str(note) for note in found] if isinstance(found, list) else []
+
+    @property
     def lead(self) -> Metric:
         """The metric by which the run is compared with others."""
         return self.task.lead

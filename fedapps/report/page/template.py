@@ -46,6 +46,7 @@ th, td { padding: 5px 14px; vertical-align: top; }
 tbody tr + tr td { border-top: 1px solid var(--line); }
 .text { text-align: left; }
 .detail { white-space: normal; min-width: 230px; overflow-wrap: anywhere; }
+.notes { padding-left: 20px; overflow-wrap: anywhere; }
 details { margin-bottom: 12px; }
 summary { cursor: pointer; color: var(--link); padding: 4px 0; }
 footer { color: var(--soft); font-size: 13px; padding-top: 24px; padding-bottom: 40px; }
@@ -158,6 +159,16 @@ _PAGE = """<!doctype html>
 {{ table(event_table) }}
 {%- else %}<p class="soft">There are no events.</p>{% endif %}
 {% endcall %}
+{% if notes %}
+{% call section("data", "Data") %}
+<p>When it began, the run told of its data:</p>
+<ul class="notes">
+{%- for note in notes %}
+<li>{{ note }}</li>
+{%- endfor %}
+</ul>
+{% endcall %}
+{% endif %}
 {% call section("settings", "Settings") %}
 {%- if differences.rows %}
 <p>Settings that differ from the defaults of the method:</p>
@@ -191,6 +202,7 @@ SECTIONS = (
     ("classes", "Classes"),
     ("costs", "Costs"),
     ("events", "Events"),
+    ("data", "Data"),
     ("settings", "Settings"),
     ("repeat", "How to repeat it"),
     ("files", "Files"),
