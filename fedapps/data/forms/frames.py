@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from fedapps.data.forms.form import File, kind_of
 
 _RAGGED = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _NUMBER = re.compile(r"^\s*(-?\d+)\s*$")
+_VALUE = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 DROP = 'missing="drop" leaves such rows out'
+MANY = 5  # numbers that are in ascending order in no row of values, but as names: wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
@@ -46,6 +48,8 @@ class Rows:
             if lost := set(frames[0]).symmetric_difference(frame):
                 there = f"{files[0].path.name} has {some([*frames[0]])}"
                 name = min(map(str, lost))
+                is_csv = kind_of(file.path) == ".csv"
+                there += "; has line 1 names?" * bool(is_csv and _VALUE.fullmatch(name))
                 raise RunError(f"{file.path}: column {name} is not in all files; {there}")
         sizes = [len(frame) for frame in frames]
         place = np.concatenate([np.arange(size) for size in sizes])
@@ -215,6 +219,9 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
 
 def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
     first, fits = _first_line(path)
+    if _are_values(first):
+        rule = "put a line of names of columns above it"
+        raise RunError(f"{path}: line 1 has numbers, {some(first)}, not names of columns; {rule}")
     head: pd.Series = pd.Series([cell or np.nan for cell in first], dtype=object)
     names = head.str.strip()
     if names.duplicated().any():
@@ -245,6 +252,17 @@ def _first_line(path: Path) -> tuple[list[str], bool]:
         return first, len(second) <= len(first)
     head = pd.read_csv(path, header=None, nrows=1, dtype=str, **_AS_WRITTEN)
     return [*head.iloc[0]], False
+
+
+def _are_values(first: Sequence[str]) -> bool:
+    """Tell whether all cells of the first line, or all but one, are numbers that are no names.
+
+    Numbers in ascending order can be names: those of columns without any, years, or wavelengths.
+    """
+    found = [float(cell) for cell in first if _VALUE.fullmatch(cell)]
+    ascending = all(one < other for one, other in pairwise(found))
+    are_names = ascending and (len(found) >= MANY or all(map(float.is_integer, found)))
+    return len(found) >= max(2, len(first) - 1) and not are_names
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -327,3 +327,32 @@ def test_tokens_of_another_machine(tmp_path):
     inputs = np.array([[1, 2], [300, 4]], ">i4")
     np.savez(tmp_path / "t.npz", inputs=inputs, targets=np.arange(2))
     assert values(load(str(tmp_path / "t.npz"), ""))[0] == inputs.tolist()
+
+
+class TestFirstLine:
+    """A table without a line of names would lose its first row, and call its columns after it."""
+
+    @pytest.mark.parametrize("head", [
+        "5.1,3.5,1.4,0.2,setosa", "0.0251,0.3,1", "6,148,72,35,0,33.6", "-1.5,-2.5,no", "8,3,5,1",
+        "1e3, 2e-2,0", "7,2, ,3,9", "1,1,0", "0,0,x",
+    ])  # fmt: skip
+    def test_numbers_are_no_names(self, head, tmp_path):
+        row = ",".join("3" for _ in head.split(","))
+        line = r"t\.csv: line 1 has numbers, .*, not names of columns;"
+        with pytest.raises(RunError, match=line):
+            read(tmp_path, t=f"{head}\n{row}\n{row}\n")
+
+    @pytest.mark.parametrize("head", [
+        "0,1,2,3", "1,2,3,4,label", "label,0,1,2", ",0,1,2", "country,1990,1995,2000",
+        "410,430,445,y", "400.5,401.2,402.1,403.3,405.0,protein", "x1,0.5,y", "age,sex,1",
+        "3.5,y", "nan,inf,y", "a,b",
+    ])  # fmt: skip
+    def test_numbers_in_order_and_a_few_beside_words_are(self, head, tmp_path):
+        count = head.count(",") + 1
+        text = "\n".join([head, *(",".join([f"{row}.5"] * count) for row in range(3))])
+        assert len(read(tmp_path, t=text).target_values) == 3
+
+    def test_files_that_begin_with_other_numbers(self, tmp_path):
+        tables = {"a": "1,2\n1,2\n", "b": "3,4\n1,2\n"}
+        with pytest.raises(RunError, match=r"is not in all files; .*; has line 1 names\?"):
+            read(tmp_path, **tables)
