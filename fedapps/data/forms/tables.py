@@ -9,7 +9,7 @@ from fedapps.core.errors import MisfitError, RunError
 from fedapps.core.words import number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns, outliers, texts
-from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers
+from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, kind_of
 from fedapps.data.forms.frames import DROP, MISSING, Kept, Rows, frames_of, holds_texts, stripped
 from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.spec import BYTES, CURE, FILLS
@@ -24,7 +24,16 @@ def read(files: Sequence[File], form: Form) -> Found:
     If the files have a `label` each, a sample is a file, or a window of one. Otherwise the target
     is `target-column`, or the last one. Raises `RunError` in one line, with the line of the file.
     """
-    return of_frames(_frames(files, form), files, form)
+    frames = _frames(files, form)
+    for file in files:
+        if kind_of(file.path) == ".npy" and not file.label:
+            shape = np.load(file.path, mmap_mode="r").shape
+            if len(shape) != 2:
+                raise RunError(
+                    f"{file.path}: has shape {list(shape)}; a table has two sides: save samples of"
+                    " another shape as inputs and targets in an .npz"
+                )
+    return of_frames(frames, files, form)
 
 
 def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:

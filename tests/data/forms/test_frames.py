@@ -356,3 +356,22 @@ class TestFirstLine:
         tables = {"a": "1,2\n1,2\n", "b": "3,4\n1,2\n"}
         with pytest.raises(RunError, match=r"is not in all files; .*; has line 1 names\?"):
             read(tmp_path, **tables)
+
+
+class TestArraysAlone:
+    """A bare .npy is a table, of which the last column is the target."""
+
+    @pytest.mark.parametrize("shape", [(6,), (6, 4, 3)])
+    def test_only_two_sides_are_a_table(self, shape, tmp_path):
+        np.save(tmp_path / "x.npy", np.ones(shape))
+        rule = r"x\.npy: has shape .*; a table has two sides: .* inputs and targets in an \.npz"
+        with pytest.raises(RunError, match=rule):
+            load(str(tmp_path / "x.npy"), "")
+
+    def test_a_recording_of_a_class_can_have_any_shape(self, tmp_path):
+        for name in ("run", "walk"):
+            (tmp_path / "own" / name).mkdir(parents=True)
+            np.save(tmp_path / "own" / name / "1.npy", np.ones((6, 2, 2)))
+        assert load(str(tmp_path / "own"), "").shape == (6, 4)
+        np.save(tmp_path / "x.npy", np.arange(12.0).reshape(6, 2))
+        assert load(str(tmp_path / "x.npy"), "").shape == (1,)
