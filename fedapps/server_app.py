@@ -223,7 +223,7 @@ def notes_on_model(space: Workspace) -> list[str]:
         lost = own.without_gradient(model, inputs, space.layout.parameters)
     except RunError as error:  # the run's own samples can be others
         lost = str(error)
-    return [note for note in (lost, odd) if note]
+    return [note for note in (lost, odd, own.unseen_layers(model)) if note]
 
 
 def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:

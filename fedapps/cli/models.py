@@ -137,7 +137,8 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
             lost = own.without_gradient(space.model, inputs, space.layout.parameters)
         except RunError as error:
             raise RunError(f'model = "{name}": {error}') from error
-        for odd in (lost, own.probabilities(space.model, inputs)):
+        odds = (lost, own.probabilities(space.model, inputs), own.unseen_layers(space.model))
+        for odd in odds:
             if odd:
                 yield f"{name}: {odd}"
         if not space.layout.can_be_cut:

@@ -133,6 +133,32 @@ def probabilities(model: nn.Module, inputs: Spec) -> str:
     return told if alike else ""
 
 
+def unseen_layers(model: nn.Module) -> str:
+    """Say where a model holds layers in a plain list, tuple or dict; "" if nowhere.
+
+    Those that are also registered, have nothing to train, or are frozen as a teacher is, may be.
+    """
+    seen = {*model.modules()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            lost = (part for held in _modules_in(value) for part in held.modules())
+            trained = (p for part in lost if part not in seen for p in part.parameters(False))
+            if any(parameter.requires_grad for parameter in trained):
+                told = (
+                    "holds layers that PyTorch does not see, so they are neither trained nor sent"
+                )
+                return f"{path}.{name} {told}: use nn.ModuleList or nn.ModuleDict".lstrip(".")
+    return ""
+
+
+def _modules_in(value: object) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _modules_in(each)
+
+
 def checked(name: str, make: Callable[[], nn.Module], inputs: Spec, outputs: Spec) -> nn.Module:
     """Return what `make` makes: a model of one's own that all processes can make.
 

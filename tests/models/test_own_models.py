@@ -450,6 +450,39 @@ def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
     assert "sum to 1 like probabilities" in told[1]
 
 
+def listed(attribute, where="self"):
+    """Return NET with one attribute more, such as layers in a list, which forward does not use."""
+    return NET.replace("self.layers", f"{where}.{attribute}; self.layers")
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    (listed("ls = [nn.Linear(6, 6), nn.ReLU()]"), "ls"),
+    (listed("ls = {'a': (nn.Linear(6, 6),)}"), "ls"),
+    (listed("ls = [[nn.BatchNorm1d(6)]]", "self.mid"), "mid.ls"),
+    (listed("ls = [nn.ReLU(), nn.Dropout()]"), ""),
+    (listed("ls = [self.stem, self.mid]"), ""),
+    (listed("ls = [nn.Linear(6, 6).requires_grad_(False)]"), ""),
+    (listed("ls = [1, 'a', None, {'b': torch.ones(2)}]"), ""),
+    (NET, ""),
+])  # fmt: skip
+def test_layers_in_a_plain_list_are_told(mine, text, name, capsys):
+    """They are used, but neither trained nor sent: PyTorch does not see them."""
+    mine(text)
+    told = own.unseen_layers(models.build("mine", INPUTS, OUTPUTS, seed=0))
+    line = f"{name} holds layers that PyTorch does not see, so they are neither trained nor sent:"
+    assert told == (f"{line} use nn.ModuleList or nn.ModuleDict" if name else "")
+
+
+def test_a_run_and_the_command_tell_of_layers_in_a_list(mine, tmp_path, serial_run, capsys):
+    text = listed("ls = [nn.Linear(6, 6)]").replace("self.mid(x)", "self.mid(self.ls[0](x))")
+    mine(text + "\ntakes = 'tables'")
+    serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "PyTorch" in line]
+    assert line.startswith('warning: model = "mine": ls holds layers')
+    assert cli.main(["models", "--check", "mine", "--shape", "7"]) == 0
+    assert "mine: ls holds layers that PyTorch does not see" in capsys.readouterr().out
+
+
 def test_an_exported_model_runs_the_file_in_models_alone(
     mine, tmp_path, tmp_path_factory, serial_run
 ):
