@@ -13,6 +13,10 @@
                                 the others
     newcomers, few-shot 5       the same clients, personalized on five samples of each class
 
+    mixed batches               the shared model on the test samples of all clients, in batches
+                                drawn from all of them. With `bn-stats=batch` this is another figure
+                                than that of the clients, whose batches are their own samples
+
 FedCMD's published figures are measured like `selected_before`: those of its main tables over the
 last 10 rounds, of its layer tables over 20, and those in its text on participation over 100, as the
 authors' logs show. It needs an evaluation before each of these rounds: for the last 10 of 200,
@@ -25,7 +29,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from experiments.papers.table import Table
-from fedapps.core.draws import sample_clients
+from fedapps.core.draws import generator, sample_clients
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.report import directory
@@ -35,6 +39,7 @@ from fedapps.tasks import CLASSIFICATION
 
 SELECTED = re.compile(r"selected_before, last (\d+)")
 FEW = re.compile(r"newcomers, few-shot (\d+)")
+MIXED = "mixed batches"
 UNSEEN = unseen_columns(CLASSIFICATION.lead)
 Lines = list[dict[str, str]]
 
@@ -44,12 +49,12 @@ OF_CLIENTS = (*SPREAD, "balanced_personalized")
 
 def check(reads: str, columns: Iterable[str]) -> None:
     """Raise `RunError` if a reading does not exist."""
-    known = {*columns, *UNSEEN, VIRTUAL}
+    known = {*columns, *UNSEEN, VIRTUAL, MIXED}
     patterns = SELECTED.fullmatch(reads) or FEW.fullmatch(reads)
     if not patterns and reads.removeprefix("best ") not in known:
         raise RunError(
-            f"reads = {reads!r}: must be a column, `best COLUMN`, `selected_before, last N`, or"
-            " `newcomers, few-shot K`"
+            f"reads = {reads!r}: must be a column, `best COLUMN`, `selected_before, last N`,"
+            f" `{MIXED}` or `newcomers, few-shot K`"
         )
 
 
@@ -81,7 +86,29 @@ def figures(
     for reads in own:
         if match := FEW.fullmatch(reads):
             found[reads] = few_shot(folder, int(match[1]))
+    if MIXED in own:
+        found[MIXED] = mixed_batches(folder)
     return found
+
+
+def mixed_batches(folder: Path) -> float:
+    """Return the accuracy of a run's shared model on all clients' test samples, mixed.
+
+    The order is drawn from the seed. Only if a prediction depends on the other samples of its
+    batch is this not the clients' accuracy, weighted by test samples.
+    """
+    from torch import as_tensor, cat  # slow to load, as what follows
+
+    from fedapps.engine.finished import FinishedRun
+    from fedapps.training.evaluation import score
+
+    run = FinishedRun.open(folder)
+    model, data = run.shared().eval(), run.space.data
+    tests = [data.samples(client, "test") for client in data.population.training]
+    inputs, targets = (cat(parts) for parts in zip(*tests, strict=True))
+    order = generator(run.stored.seed, "mixed-batches").permutation(len(targets))
+    mixed = as_tensor(order, device=targets.device)
+    return score(model, (inputs[mixed], targets[mixed]), run.space.task).value
 
 
 def few_shot(folder: Path, samples: int) -> float:
