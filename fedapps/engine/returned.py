@@ -43,7 +43,8 @@ def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrate
     for name, shape in plan.receives.items():
         if (found := np.shape(arrays[name])) != tuple(shape):
             raise RunError(f"round {round_}: download gave {name} {found}, but the plan {shape}")
-    own = [name for name, array in arrays.items() if array is not strategy.arrays.get(name)]
+    model = strategy.shown(strategy.arrays, arrays.keys() & strategy.arrays.keys())
+    own = [name for name, array in arrays.items() if array is not model.get(name)]
     for name in own:
         if not np.isfinite(arrays[name]).all():
             method = strategy.settings.strategy

@@ -10,7 +10,7 @@ from fedapps.method.flower import BaseStrategy
 from fedapps.method.growth import LAST_SENT
 from fedapps.method.update import ClientUpdate
 from fedapps.method.warmup import WarmUp
-from fedapps.models.layers import Arrays
+from fedapps.models.layers import Arrays, as_sent
 from fedapps.training.plan import Plan
 
 
@@ -47,8 +47,8 @@ class KeepsLast(BaseStrategy):
             self.state[LAST_SENT + key][client] = arrays[key]
 
     def last_of(self, client: int, keys: Iterable[str]) -> Arrays:
-        """Return the arrays `keys` that a client sent last."""
-        return {key: self.state[LAST_SENT + key][client] for key in keys}
+        """Return the arrays `keys` that a client sent last, read-only."""
+        return as_sent({key: self.state[LAST_SENT + key][client] for key in keys})
 
     def mixture(self, weights: np.ndarray) -> Arrays:
         """Return sum_j w_j a_j (float32) of what clients sent last; w is float64 [N].

@@ -9,8 +9,6 @@ from abc import ABC
 from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from fedapps.core.draws import sample_clients
 from fedapps.core.schema import MethodSettings
 from fedapps.method.conversation import Conversation
@@ -86,10 +84,10 @@ class StrategyHooks(Growing, Conversation, ABC):
         return [there[index] for index in chosen]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:
-        """Return arrays of the plan's slice and, if `state` has it, what else it receives."""
-        arrays = {key: self.arrays[key] for key in self.layout.shared(plan.download)}
-        kept = {name: self.state[name] for name in plan.receives if name in self.state}
-        return arrays | {name: np.asarray(value, np.float32) for name, value in kept.items()}
+        """Return the plan's slice and, if `state` has it, what else it receives: read-only."""
+        kept = [name for name in plan.receives if name in self.state]
+        of_model = self.shown(self.arrays, self.layout.shared(plan.download))
+        return of_model | self.shown(self.state, kept)
 
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Return new values of server arrays: by default means with weights n_i (`aggregation`).

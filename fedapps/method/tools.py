@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
@@ -11,7 +14,7 @@ from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.method.aggregation import weighted_mean
 from fedapps.method.update import ClientUpdate, replace
-from fedapps.models.layers import Arrays, Slice, take
+from fedapps.models.layers import Arrays, Slice, as_sent, take
 from fedapps.tasks import Task
 from fedapps.training.batches import Samples
 from fedapps.training.costs import TrainingStats
@@ -59,6 +62,7 @@ class StrategyTools:
         self.layout = workspace.layout
         self.arrays = {key: value.copy() for key, value in workspace.initial.items()}
         self.state = {}
+        self._shown = WeakValueDictionary[str, np.ndarray]()
         self.devices: Devices = {} if devices is None else devices  # shared with `other`
         self.event: Callable[[int, int | str, str, str], None] = ignore_event
         self._reserve_memory()
@@ -102,6 +106,20 @@ class StrategyTools:
         if self.settings.dataset == DEVICE:  # no device is there yet: plans are only checked
             return 1
         return len(getattr(self.workspace.population.share(client), subset))
+
+    def shown(self, kept: Arrays, names: Iterable[str]) -> Arrays:
+        """Return entries of `arrays` or `state` as they travel: float32, and read-only.
+
+        A float32 array that stays the same is the same object for all clients, by which a message
+        that many get knows what to hold once.
+        """
+        return {name: self._view(name, np.asarray(kept[name], np.float32)) for name in names}
+
+    def _view(self, name: str, array: np.ndarray) -> np.ndarray:
+        view = self._shown.get(name)
+        if view is None or not (view.base is array or _place(view) == _place(array)):
+            self._shown[name] = view = as_sent({name: array})[name]
+        return view
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
         """Return the most common plan: download a slice, run the stages, upload the same slice."""
@@ -212,3 +230,8 @@ class StrategyTools:
 
 def ignore_event(round_: int, client: int | str, kind: str, detail: str) -> None:
     """Do nothing: outside of a run, there is no events.csv to write to."""
+
+
+def _place(array: np.ndarray) -> tuple[object, ...]:
+    """Return where in memory an array is, and how it lies there."""
+    return array.__array_interface__["data"][0], array.shape, array.strides

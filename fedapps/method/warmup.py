@@ -79,7 +79,7 @@ class WarmUp(BaseStrategy):
 
     def newcomer_download(self, round_: int, client: int, plan: Plan) -> Arrays:
         """Return the server's layers: means for all, since nothing is known of a newcomer."""
-        return {key: self.arrays[key] for key in self.layout.shared(plan.download)}
+        return self.shown(self.arrays, self.layout.shared(plan.download))
 
     def phase(self, round_: int) -> str:
         """Return the word that stands for this round in rounds.csv."""

@@ -25,6 +25,7 @@ from fedapps.method import (
     BaseClient,
     BaseStrategy,
     Costs,
+    Mixing,
     Objective,
     local,
     put,
@@ -192,6 +193,53 @@ def test_no_client_can_change_the_models_of_others(settings, whose):
     assert dataclasses.replace(resident).fingerprint == fingerprint  # computed again
     initial = Workspace(made).initial
     assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
+
+
+@pytest.mark.parametrize("whose", ["the model", "further arrays", "what a client sent last"])
+def test_no_download_can_change_what_the_server_has(settings, whose):
+    """Halved for each client and each evaluation, the model would depend on `evaluate-every`."""
+
+    class Halving(Mixing):
+        def setup(self):
+            super().setup()
+            self.state["c/now"] = np.ones(2, np.float32)
+
+        def plan(self, round_, client):
+            return replace(super().plan(round_, client), receives={"c/now": (2,)})
+
+        def download(self, round_, client, plan):
+            found = BaseStrategy.download(self, round_, client, plan)
+            last = self.last_of(client, self.mixed_keys)
+            parts = {"further arrays": {"c/now": found["c/now"]}, "what a client sent last": last}
+            for array in parts.get(whose, found).values():
+                array *= 0.5
+            return found
+
+    run = rehearse(Halving, BaseClient, settings())
+    before = {key: value.copy() for key, value in run.strategy.state.items()}
+    with pytest.raises(ValueError, match="read-only"):
+        run.rounds(1)
+    assert all(np.array_equal(run.strategy.state[key], before[key]) for key in before)
+    initial = run.strategy.workspace.initial
+    assert all(np.array_equal(run.strategy.arrays[key], initial[key]) for key in initial)
+
+
+def test_all_clients_get_the_same_arrays_until_these_change(settings):
+    """By that a message knows what to hold once, and a round what it has packed already."""
+    strategy = HeadThenBody(Workspace(settings()))
+    whole = np.zeros((3, 2), np.float32)
+    strategy.state |= {"c/row": whole[1], "c/double": np.zeros(2)}
+    names = ("c/row", "c/double")
+    plan = replace(strategy.plan(1, 0), receives=dict.fromkeys(names, (2,)))
+    first, second = (strategy.download(1, client, plan) for client in (0, 1))
+    assert [name for name in first if first[name] is not second[name]] == ["c/double"]
+    strategy.state["c/double"] += 1  # in place, as ever
+    strategy.state["c/row"] = whole[2]
+    key = next(iter(strategy.arrays))
+    strategy.arrays[key] = strategy.arrays[key] + 1
+    third = strategy.download(1, 1, plan)
+    assert [name for name in first if first[name] is not third[name]] == [key, *names]
+    assert third["c/double"].tolist() == [1, 1] and np.array_equal(third[key], first[key] + 1)
 
 
 @pytest.mark.filterwarnings("error")
