@@ -106,7 +106,7 @@ class _Party:
         state, layout = self.space.model.state_dict(), self.space.layout
         entries = {key: state[key].clone() for key in layout.keys_of(layout.names)}
         asking = [parameter.requires_grad for parameter in self.space.model.parameters()]
-        self.waiting[place] = _Paused(work, job, entries, asking)
+        self.waiting[place] = _Paused(work, _with_own_anchor(job), entries, asking)
 
     def _joins(self, job: Job) -> bool:
         """Tell whether a job can be done with those of others; say once that it is, or why not."""
@@ -189,6 +189,15 @@ def _done_together(group: Group, paused: list[_Paused]) -> list[Any]:
     for own, lesson in zip(paused, lessons, strict=True):
         own.entries = lesson.entries
     return [lesson.done for lesson in lessons]
+
+
+def _with_own_anchor(job: Job) -> Job:
+    """Copy an anchor: of live parameters it would have the values of whichever client is next."""
+    if isinstance(job, Scoring) or job.objective.anchor is None:
+        return job
+    given = job.objective.anchor.items()
+    anchor = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in given}
+    return replace(job, objective=replace(job.objective, anchor=anchor))
 
 
 def _draw(job: Training) -> Draw:

@@ -180,10 +180,9 @@ class Trainer:
         pulled = self.layout.keys_of(tuple(name for s in stages if s.prox_mu for name in s.layers))
         now = {key: value for key, value in self.model.named_parameters() if key in pulled}
         check_anchor(given, now)
-        return {
-            key: value.detach().clone() if given is None else given[key].to(value.device)
-            for key, value in now.items()
-        }
+        near = now if given is None else {key: given[key] for key in now}
+        # copies, because what is given can be parameters that are trained
+        return {k: near[k].detach().to(value.device, copy=True) for k, value in now.items()}
 
 
 def check_anchor(anchor: Mapping[str, Tensor] | None, pulled: Iterable[str]) -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from fedapps.core import registry
+from fedapps.method import Objective
 from fedapps.training.stacked.group import Group
 from tests.support.methods import each_method, needed
 
@@ -68,3 +71,19 @@ def test_together_as_alone(serial_run, read_rounds, read_csv, monkeypatch, capsy
         assert [one[column] for column in COSTS] == [other[column] for column in COSTS]
     losses = ([float(row["loss"]) for row in read_csv(f, "clients.csv")] for f in (alone, together))
     np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+def test_an_anchor_of_live_parameters_is_that_of_its_own_client(serial_run, monkeypatch):
+    """While a client waits for others, the parameters of the process have the others' values."""
+
+    def objective(client, phase):
+        with torch.no_grad():  # each client's own model, near which it stays
+            for parameter in client.trainable:
+                parameter.add_(0.01 * client.client)
+        return Objective(client.loss, anchor=dict(client.model.named_parameters()))
+
+    monkeypatch.setattr(registry.client_class("fedavg"), "objective", objective, raising=False)
+    options = f'strategy="fedavg" model="lenet5" {OPTIONS} prox-mu=1.0'
+    alone, together = states(serial_run(options)), states(serial_run(options, "group=4"))
+    for key, value in alone.items():
+        np.testing.assert_allclose(together[key], value, rtol=1e-4, atol=1e-5, err_msg=key)

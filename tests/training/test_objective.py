@@ -202,6 +202,19 @@ def test_a_pull_is_the_gradient_of_half_the_squared_distance():
     close_to(q.grad, torch.tensor([9.0 + 0.5 * 4.0]))
 
 
+@pytest.mark.parametrize("live", ["named_parameters", "state_dict"])
+def test_an_anchor_of_live_parameters_is_where_they_were_when_training_began(trainer, data, live):
+    """Moving along with the model, it would pull nowhere: FedProx would be FedAvg."""
+    model, stages = trainer.model, (stage("abc", epochs=2, prox_mu=1.0),)
+    start = deepcopy(model.state_dict())
+    trainer.train(data, stages, DRAW)
+    wanted = deepcopy(model)
+    model.load_state_dict(start)
+    trainer.train(data, stages, DRAW, Objective(anchor=dict(getattr(model, live)())))
+    for mine, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_an_anchor_without_what_is_pulled_is_one_line_that_names_it(trainer, data):
     half = {"b.weight": torch.zeros(4, 5), "c.bias": torch.zeros(CLASSES)}
     stages = (stage("bc", prox_mu=0.5), stage("a"))
