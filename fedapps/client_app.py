@@ -26,7 +26,7 @@ from fedapps.core.settings import Settings
 from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.readiness import DeclinedError
-from fedapps.engine.failed_clients import cause_of, diverged, record
+from fedapps.engine.failed_clients import cause_of, diverged, record, unusable
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
@@ -244,10 +244,12 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
     client = _client(space, request, version, before)
     update = yield from together.round_of(client, "train_round", request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
-    why, told = diverged(space, update.arrays | update.extras, kept, update.metrics)
+    why, told = diverged(space, update.arrays, kept, update.metrics)
     if why:
         advice = store.advice(request.plan.round)
         raise DivergedError(f"{DIVERGED}: {why}{advice}", f"{DIVERGED}: {told}{advice}")
+    if why := unusable(space, update.extras, type(client).__name__):
+        raise DivergedError(why, why)
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
     update = state_told(update, version, saved=bool(before or client.state))

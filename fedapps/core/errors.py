@@ -34,7 +34,7 @@ class MisfitError(RunError):
 
 
 class DivergedError(FloatingPointError):
-    """A client's training has diverged: the settings are the reason, not the code.
+    """A client has computed what cannot be used: mostly because its training has diverged.
 
     `told` is what the server hears of it.
     """

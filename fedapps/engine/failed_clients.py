@@ -94,6 +94,18 @@ def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> 
     return "", ""
 
 
+def unusable(space: Workspace, extras: Arrays, sender: str) -> str:
+    """Say which further array in an update is not finite or too large; empty if none is.
+
+    Ask `diverged` first. If the model is usable, the likely reason is the code of the `sender`.
+    """
+    for name, array in extras.items():
+        if problem := invalid_values(array, space.settings.max_value):
+            although = ", although the model is" if problem == NOT_FINITE else ""
+            return f"{name}, which {sender} sends, is {problem}{although}"
+    return ""
+
+
 def _append(path: Path, where: str, error: Exception) -> bool:
     """Append to a log file; return whether that was possible: its folder exists, it is not full.
 

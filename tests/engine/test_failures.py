@@ -12,6 +12,7 @@ from fedapps.core import config, registry
 from fedapps.core.errors import DECLINED, RunError
 from fedapps.engine import failed_clients
 from fedapps.engine.failures import FailureCounts
+from fedapps.method import Costs, replace
 from fedapps.method.update import Failure
 
 
@@ -167,6 +168,34 @@ def test_noise_is_named_where_training_diverges():
     assert dp.noise == 8.0
     off = config.read(config.parse(['dp.mode="none" dp.noise-multiplier=8.0'])).dp
     assert (off.noise, off.suspicion) == (0.0, "")
+
+
+@pytest.mark.parametrize("value, told", [
+    (np.nan, "not finite, although the model is"),
+    (2.0**24, "as large as 1.67772e+07: at most 1e+06 (max-value)"),
+])  # fmt: skip
+def test_what_a_method_sends_beside_a_finite_model_is_no_diverged_training(
+    value, told, serial_run, monkeypatch, caplog, read_csv
+):
+    """Such as a mean over a class without samples, or a count: a lower lr would not help."""
+    strategy, client = registry.strategy_class("fedavg"), registry.client_class("fedavg")
+
+    def plan(self, round_, number):
+        names = self.layout.names
+        made = self.exchange(round_, names, self.stage(round_, names))
+        return replace(made, sends={"c/a": (2,)})
+
+    def after_training(self, plan):
+        self.sends["c/a"] = np.array([1.0, value if self.client == 1 else 0.0])
+        return Costs()
+
+    monkeypatch.setattr(strategy, "plan", plan, raising=False)
+    monkeypatch.setattr(client, "after_training", after_training, raising=False)
+    folder = serial_run('strategy="fedavg" num-clients=3 fraction-train=1 num-rounds=2')
+    line = f"c/a, which {client.__name__} sends, is {told}"
+    failed = [row for row in read_csv(folder, "events.csv") if row["client"] == "1"]
+    assert [(row["kind"], row["detail"]) for row in failed] == [("failure", line)] * 2
+    assert not any("lower lr" in text for text in caplog.messages)
 
 
 @pytest.fixture
