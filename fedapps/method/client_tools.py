@@ -16,6 +16,7 @@ from fedapps.core.settings import Settings
 from fedapps.method.attacks import changed_samples
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.on_features import ClassFeatures
+from fedapps.method.one_dict import OneDict
 from fedapps.method.update import under
 from fedapps.models.grouping import frozen_keys, is_copy
 from fedapps.models.layers import Arrays, Layout, Slice, put, run, take
@@ -48,6 +49,8 @@ class ClientTools:
     """A client's side in one round; `ClientHooks` explains each of its attributes."""
 
     options: MethodSettings
+    state = OneDict[Tensor]("keep arrays with self.remember, or use another name")
+    parts = OneDict[nn.Module]("use another name")
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
 from fedapps.core.settings import Settings
 from fedapps.method.aggregation import weighted_mean
+from fedapps.method.one_dict import OneDict
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays, Slice, as_sent, take
 from fedapps.tasks import Task
@@ -27,31 +28,12 @@ Devices = dict[int, Mapping[str, int]]  # by client with its own data: sample co
 CHECKPOINT_COPIES = 2  # copies of the state in memory while engine/checkpoint.py writes it
 
 
-class OneDict:
-    """An attribute whose dict cannot be replaced, because other objects hold the same one.
-
-    Its entries can change. `self.state |= ...` works, too, because it keeps the dict.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, holder: object, owner: type) -> Arrays:
-        found: Arrays = vars(holder)[self.name]
-        return found
-
-    def __set__(self, holder: object, value: Arrays) -> None:
-        if vars(holder).setdefault(self.name, value) is not value:
-            name = f"self.{self.name}"
-            raise AttributeError(f"{name} cannot be replaced; use {name}.update(...)")
-
-
 class StrategyTools:
     """The server's side; `StrategyHooks` explains each of its attributes."""
 
     options: MethodSettings
-    arrays = OneDict()
-    state = OneDict()
+    arrays = OneDict[np.ndarray]()
+    state = OneDict[np.ndarray]()
 
     def __init__(
         self, workspace: Workspace, settings: Settings | None = None, devices: Devices | None = None

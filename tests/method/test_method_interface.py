@@ -365,6 +365,24 @@ def test_a_strategy_keeps_its_dictionaries(settings, name):
     assert getattr(strategy, name) is before and "one" in strategy.state
 
 
+@pytest.mark.parametrize("name, instead", [
+    ("state", r"keep arrays with self\.remember, or use another name"),
+    ("parts", "use another name"),
+])  # fmt: skip
+def test_a_client_keeps_its_dictionaries(settings, name, instead):
+    """One that was replaced has forgotten what the round had remembered, and its parts."""
+
+    class Counting(BaseClient):
+        def before_training(self, plan):
+            self.remember("mine/", {"rounds": np.ones(1)})
+            setattr(self, name, {})
+            return Costs()
+
+    run = rehearse(HeadThenBody, Counting, settings())
+    with pytest.raises(AttributeError, match=f"^self.{name} cannot be replaced; {instead}$"):
+        run.rounds(1)
+
+
 def test_a_rehearsed_round_without_clients_has_no_aggregation(rehearsed):
     class Nobody(HeadThenBody):
         def select(self, round_):

@@ -40,9 +40,7 @@ def test_in_a_devices_next_run_c_is_the_mean_of_all_again(tiny_npz):
     run.rounds(2)
     again.clients = run.clients
     for client, kept in run.clients.items():
-        made = again.make(client)
-        made.state = kept
-        begin(made)
+        begin(again.client_class(again.strategy.workspace, client, kept))
         assert not any(name.startswith("own/") for name in kept)
     again.rounds(2)
     for name, c in again.strategy.state.items():
