@@ -148,7 +148,7 @@ def _personalize(client: ClientHooks, plan: Plan) -> Work[TrainingStats]:
     hooks = ("adapt", "personalize") if plan.newcomer else ("personalize",)
     decisive = hooks[:1] if plan.as_in_round else hooks
     if any(has_own(client, hook) for hook in decisive):
-        return getattr(client, hooks[0])(plan)
+        return cost_of(getattr(client, hooks[0]), plan, TrainingStats)
     before = cost_of(client.before_training, plan, Costs) if plan.as_in_round else Costs()
     objective = client.objective("train" if plan.as_in_round else "finetune")
     done: TrainingStats = yield Training(client, plan, "finetune", objective, {})

@@ -57,7 +57,7 @@ def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> 
     inputs, targets = samples
     parts, held, done = list[tuple[Score, int]](), list[Tensor](), 0
     for chunk in chunks(inputs):
-        held.append(predict(chunk))
+        held.append(_checked(predict(chunk), len(chunk), task))
         size = sum(map(len, held))
         whole, truth = done + size == len(inputs), targets[done : done + size]
         large = sum(outputs.nbytes for outputs in held) > MOST
@@ -65,6 +65,20 @@ def score(predict: Callable[[Tensor], Tensor], samples: Samples, task: Task) -> 
             parts.append((Score.of(task, torch.cat(held), truth), size))
             held, done = [], done + size
     return Score.joined(parts)
+
+
+def _checked(outputs: object, size: int, task: Task) -> Tensor:
+    """Return the outputs of a chunk; raises TypeError if they are no outputs of its samples."""
+    found, least = f"a {type(outputs).__name__}", 1 + task.has_classes
+    if isinstance(outputs, Tensor):
+        as_float = outputs.is_floating_point() and outputs.dim() >= least
+        if as_float and len(outputs) == size:
+            return outputs
+        found = f"{outputs.dtype} {list(outputs.shape)}"
+    right = f"[{size}, classes], such as logits" if task.has_classes else f"[{size}, ...]"
+    raise TypeError(
+        f"predict (or what it runs) returned {found}: must return a float tensor {right}"
+    )
 
 
 @torch.no_grad()

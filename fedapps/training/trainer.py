@@ -186,13 +186,21 @@ class Trainer:
 
 
 def check_anchor(anchor: Mapping[str, Tensor] | None, pulled: Iterable[str]) -> None:
-    """Raise ValueError if `Objective.anchor` lacks parameters that the proximal term pulls."""
-    missing = [key for key in pulled if anchor is not None and key not in anchor]
+    """Raise ValueError if `Objective.anchor` lacks a tensor for what the proximal term pulls."""
+    if anchor is None:
+        return
+    missing = [key for key in pulled if key not in anchor]
     if missing:
         raise ValueError(
             f"anchor has no {some(missing)}: prox_mu pulls all parameters of its stage's layers; "
             "give them all, or leave anchor out"
         )
+    for key in pulled:
+        if not isinstance(anchor[key], Tensor):
+            kind = type(anchor[key]).__name__
+            raise ValueError(
+                f"anchor has {key} as a {kind}: must be a tensor, as torch.from_numpy(...) gives"
+            )
 
 
 def threshold_of(stage: Stage, known: Thresholds) -> Threshold | None:

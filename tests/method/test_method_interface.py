@@ -35,6 +35,7 @@ from fedapps.method import (
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.strategy import StrategyHooks
+from fedapps.models.layers import as_sent
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from fedapps.wire.fleet import Bound, Fleet
@@ -526,6 +527,38 @@ def test_a_hook_that_forgets_its_cost_is_named(rehearsed, hook):
     right = rf"^Forgetful\.{hook} returned None: must return what it cost as Costs, or Costs\(\)"
     with pytest.raises(TypeError, match=right):
         run.rounds(1)
+        run.evaluate(client=0)
+
+
+@pytest.mark.parametrize("hook", ["personalize", "adapt"])
+def test_a_personalization_that_forgets_what_it_did_is_named(rehearsed, hook):
+    forgetful = type("Forgetful", (BaseClient,), {hook: lambda self, plan: None})
+    vars(forgetful)[hook].__qualname__ = f"Forgetful.{hook}"
+    run = rehearsed(None, forgetful)
+    plan = replace(run.strategy.plan(1, 0), newcomer=hook == "adapt")
+    right = rf"^Forgetful\.{hook} returned None: must return what it cost as TrainingStats, or"
+    with pytest.raises(TypeError, match=right):
+        run.make(0).evaluate_round(plan, as_sent(run.strategy.download(1, 0, plan)))
+
+
+@pytest.mark.parametrize("change, told", [
+    (lambda logits: logits.numpy(), "a ndarray"),
+    (lambda logits: None, "a NoneType"),
+    (lambda logits: logits.argmax(1), r"torch.int64 \[6\]"),
+    (lambda logits: logits.argmax(1).float(), r"torch.float32 \[6\]"),
+    (lambda logits: logits[1:], r"torch.float32 \[5, 3\]"),
+    (lambda logits: logits.mean(), r"torch.float32 \[\]"),
+])  # fmt: skip
+def test_outputs_that_cannot_be_scored_are_named(rehearsed, change, told):
+    """NumPy, labels, or outputs of other samples: torch's own words name no hook."""
+
+    class Odd(BaseClient):
+        def predict(self, inputs):
+            return change(super().predict(inputs))
+
+    run = rehearsed(None, Odd)
+    right = rf"^predict \(or what it runs\) returned {told}: must return a float .* \[6, classes\]"
+    with pytest.raises(TypeError, match=right):
         run.evaluate(client=0)
 
 

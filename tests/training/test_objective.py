@@ -215,6 +215,13 @@ def test_an_anchor_of_live_parameters_is_where_they_were_when_training_began(tra
         assert torch.equal(mine, theirs)
 
 
+def test_an_anchor_of_numpy_arrays_is_one_line(trainer, data):
+    """`take` and `self.kept` give such arrays."""
+    anchor = {key: value.detach().numpy() for key, value in trainer.model.named_parameters()}
+    with pytest.raises(ValueError, match=r"^anchor has a\.weight as a ndarray: must be a tensor, "):
+        trainer.train(data, (stage("a", prox_mu=0.1),), DRAW, Objective(anchor=anchor))
+
+
 def test_an_anchor_without_what_is_pulled_is_one_line_that_names_it(trainer, data):
     half = {"b.weight": torch.zeros(4, 5), "c.bias": torch.zeros(CLASSES)}
     stages = (stage("bc", prox_mu=0.5), stage("a"))
