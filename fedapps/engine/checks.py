@@ -10,8 +10,8 @@ from fedapps.core.draws import sample_size, smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
 from fedapps.core.settings import Settings
-from fedapps.core.words import nearest
 from fedapps.engine import evaluations
+from fedapps.engine.misspelt import misspelt
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
@@ -28,7 +28,6 @@ from fedapps.training.privacy import check_plan
 # model, and takes the mean of their updates.
 AVERAGING = ("aggregate", "begin_round", "download", "screen", "select")
 MOST_CHECKED = 100  # clients whose plans are checked
-MISSPELT = 0.8  # a name this similar to that of a hook is probably meant to be the hook
 
 
 def check_strategy(strategy: BaseStrategy) -> None:
@@ -151,20 +150,6 @@ def _check_cut(strategy: BaseStrategy) -> None:
     left_out = [f"no {WITHOUT_HEAD.name}"] if WITHOUT_HEAD in strategy.figures else []
     told = " and ".join(["no cache of frozen layers", *left_out])
     log.info("%s: %s, because %s", s.model, told, UNCUT)
-
-
-def misspelt(cls: type, base: type, *hooks: type) -> Iterator[tuple[str, str]]:
-    """Yield the names that a method's class adds to its base class and that resemble a hook's.
-
-    The classes `hooks` define the hooks. A name that begins with the hook's, such as a plural, is
-    meant to be another one.
-    """
-    known = [name for cls in hooks for name in vars(cls) if not name.startswith("_")]
-    own = {name for name in dir(cls) if not name.startswith("_")} - {*dir(base)}
-    for name in sorted(own):
-        hook = nearest(name, known, MISSPELT)
-        if hook and not name.startswith(hook):
-            yield name, hook
 
 
 def _check_scores(strategy: BaseStrategy) -> None:

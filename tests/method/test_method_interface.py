@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import fedapps.method
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
-from fedapps.engine.checks import misspelt
+from fedapps.engine.misspelt import misspelt
 from fedapps.engine.returned import check_aggregate
 from fedapps.engine.rounds import Rounds
 from fedapps.method import (
@@ -336,15 +336,25 @@ def test_a_misspelt_hook_is_named(settings, capsys):
         def agregate(self, round_, updates):
             return {}
 
+        phases = ("one", "two")
+
         def plans(self):
             return []
+
+        def selects(self, round_):
+            """A plural, which the method does not use."""
+
+        @property
+        def selected(self):
+            return [plan for plan in self.plans()]
 
         def train_head(self):
             """Like a tool, which is no hook."""
 
     Rounds(Misspelt(Workspace(settings())))
-    line = "warning: Misspelt.agregate is not a hook, did you mean aggregate?\n"
-    assert capsys.readouterr().out == line
+    told = "warning: Misspelt.{} is not a hook, did you mean {}?\n"
+    lines = told.format("agregate", "aggregate") + told.format("selects", "select")
+    assert capsys.readouterr().out == lines
 
 
 @pytest.mark.parametrize("name", registry.names())
