@@ -15,8 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
+from fedapps.core import project
 from fedapps.core.errors import RunError
-from fedapps.core.schema import MethodSettings, Scalar, convert, table_of
+from fedapps.core.schema import MethodSettings, Scalar, convert, literal, table_of
 from fedapps.core.words import did_you_mean
 
 # Packages above this one: methods are found in them by name.
@@ -51,10 +54,31 @@ def client_class(name: str) -> Any:
 
 
 def settings_class(name: str) -> Any:
-    """Return the settings class of method `name` (`MethodSettings` if it has no keys)."""
+    """Return the settings class of method `name` (`MethodSettings` if it has no keys).
+
+    Raises `RunError` if the class and the method's table in pyproject.toml do not fit together.
+    """
     module = _module(STRATEGIES, name)
     own = getattr(module, "Settings", MethodSettings)
-    return own if own.__module__ == module.__name__ else MethodSettings
+    cls = own if own.__module__ == module.__name__ else MethodSettings
+    _check_keys(name, cls)
+    return cls
+
+
+def _check_keys(name: str, cls: type[MethodSettings]) -> None:
+    """Refuse a default in the class, and keys in pyproject.toml that nobody would read."""
+    file, table = f"{STRATEGIES}/{name}.py", f"[tool.flwr.app.config.{name}]"
+    for field in msgspec.structs.fields(cls):
+        if not field.required:
+            raise RunError(
+                f"{file}: {field.name} has a default in the class Settings; its default belongs in "
+                f"pyproject.toml: {field.encode_name} = {literal(field.default)} in {table}"
+            )
+    general, known = project.run_config(), cls.__struct_encode_fields__
+    for key in general.get(name, {}):
+        if key not in known and isinstance(general.get(key, {}), dict):
+            what = f"{table} has {key}, but {file} has no such key{did_you_mean(key, known)}"
+            raise RunError(f"pyproject.toml: {what}; rename it, or remove it")
 
 
 def method_settings(name: str, flat: Mapping[str, Scalar]) -> Any:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 import clients
 import fedapps
 import strategies
-from fedapps.core import config, registry, schema
+from fedapps.core import config, project, registry, schema
 from fedapps.core.errors import RunError
 from fedapps.method.flower import BaseClient, BaseStrategy
 
@@ -104,6 +104,54 @@ def test_a_module_defines_exactly_one_class_of_the_kind(monkeypatch):
             registry.strategy_class("fedfoo")
         text = f"strategies.fedfoo: must define one subclass of BaseStrategy, has {count}"
         assert str(caught.value) == text
+
+
+@pytest.fixture
+def with_keys(monkeypatch):
+    """Return make(table, **fields): a method fedfoo with these keys, and its table of defaults."""
+
+    def make(table, **fields):
+        names = {"__annotations__": {key: float for key in fields}, "__module__": "fedfoo"}
+        given = {key: value for key, value in fields.items() if value is not None}
+        own = type(schema.MethodSettings)(
+            "Settings", (schema.MethodSettings,), names | given, frozen=True
+        )
+        module = types.ModuleType("fedfoo")
+        module.Settings = own
+        monkeypatch.setattr(registry, "_module", lambda package, name: module)
+        whole = project.run_config() | {"fedfoo": table}
+        monkeypatch.setattr(project, "run_config", lambda: whole)
+        return own
+
+    return make
+
+
+def test_a_default_in_the_class_is_refused(with_keys):
+    """Without its line in pyproject.toml the key does not exist: no run can set or record it."""
+    own = with_keys({"mu-rate": 0.5}, mu_rate=None)
+    assert registry.settings_class("fedfoo") is own
+    with_keys({}, nu=None, mu_rate=0.5)
+    right = (
+        r"^strategies/fedfoo.py: mu_rate has a default in the class Settings; its default belongs "
+        r"in pyproject.toml: mu-rate = 0.5 in \[tool.flwr.app.config.fedfoo\]$"
+    )
+    with pytest.raises(RunError, match=right):
+        registry.settings_class("fedfoo")
+
+
+def test_a_key_of_pyproject_that_the_method_does_not_have_is_refused(with_keys):
+    """A general one gives it another default; others would be read by nobody."""
+    own = with_keys({"lr": 0.5, "mu": 0.1}, mu=None)
+    assert registry.settings_class("fedfoo") is own
+    with_keys({"mu_rate": 2, "mu-rate": 0.1}, mu_rate=None)
+    right = (
+        r"^pyproject.toml: \[tool.flwr.app.config.fedfoo\] has mu_rate, but strategies/fedfoo.py"
+    )
+    with pytest.raises(
+        RunError,
+        match=right + r" has no such key, did you mean mu-rate\?; rename it, or remove it$",
+    ):
+        registry.settings_class("fedfoo")
 
 
 def test_a_method_without_its_twin_is_refused(monkeypatch):
