@@ -21,7 +21,7 @@ from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import UNCUT
 from fedapps.models.own import file_of
 from fedapps.models.training_pass import check_training
-from fedapps.training.plan import Plan
+from fedapps.training.plan import Plan, Stage
 from fedapps.training.privacy import check_plan
 
 # A method that replaces none of these draws its clients at random, sends all of them the same
@@ -200,6 +200,7 @@ def check_plans(strategy: BaseStrategy) -> None:
         for plan in plans:
             if not isinstance(plan, Plan):
                 raise TypeError(f"plan returned {plan!r}: must return a Plan")
+            _check_types(plan.stages)
             if plan not in checked:
                 _check_plan(strategy, plan)
                 checked.append(plan)
@@ -207,6 +208,12 @@ def check_plans(strategy: BaseStrategy) -> None:
             _check_uploads(strategy, plans)
     for client in strategy.workspace.population.held_out[:1]:
         _check_stages(strategy, strategy.plan_of_newcomer(s.num_rounds, client))
+
+
+def _check_types(stages: object) -> None:
+    """Raise `TypeError` if the stages of a plan are a single one, or among them is another list."""
+    if not (isinstance(stages, tuple | list) and all(isinstance(each, Stage) for each in stages)):
+        raise TypeError(f"plan returned stages = {stages!r}: must be a tuple of Stages")
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:

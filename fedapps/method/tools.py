@@ -104,7 +104,16 @@ class StrategyTools:
         return view
 
     def exchange(self, round_: int, shared: Slice, *stages: Stage) -> Plan:
-        """Return the most common plan: download a slice, run the stages, upload the same slice."""
+        """Return the most common plan: download a slice, run the stages, upload the same slice.
+
+        Raises `TypeError` for a list of stages, or if these come before the slice.
+        """
+        given: tuple[object, ...] = stages
+        if other := [type(each).__name__ for each in given if not isinstance(each, Stage)]:
+            what = "must be a Stage; pass each one as an argument of its own"
+            raise TypeError(f"exchange: a {other[0]} {what}")
+        if isinstance(shared, Stage):
+            raise TypeError("exchange: a Stage in place of the slice, a tuple of layer names")
         return Plan(round=round_, download=shared, stages=stages, upload=shared)
 
     def both_ways(self, plan: Plan, prefix: str) -> Plan:

@@ -27,6 +27,7 @@ from fedapps.method import (
     Costs,
     Mixing,
     Objective,
+    Plan,
     local,
     put,
     rehearse,
@@ -688,6 +689,26 @@ def test_a_client_without_an_objective_for_finetuning_is_told(rehearsed):
 def test_a_wrong_result_is_named(hook, returned, error, line, fedper_with):
     with pytest.raises(error, match=line):
         fedper_with(**{hook: lambda *_: returned})
+
+
+ONE = r"must be a Stage; pass each one as an argument of its own"
+
+
+@pytest.mark.parametrize(("plan", "line"), [
+    (lambda s, names, stage: s.exchange(1, names, [stage]), f"^exchange: a list {ONE}$"),
+    (lambda s, names, stage: s.exchange(1, stage, names), f"^exchange: a tuple {ONE}$"),
+    (lambda s, names, stage: s.exchange(1, stage), "^exchange: a Stage in place of the slice"),
+    (lambda s, names, stage: Plan(round=1, download=names, stages=([stage],), upload=names),
+     r"^plan returned stages = \(\[Stage\(.*\],\): must be a tuple of Stages$"),
+    (lambda s, names, stage: Plan(round=1, download=names, stages=stage, upload=names),
+     r"^plan returned stages = Stage\(.*\): must be a tuple of Stages$"),
+])  # fmt: skip
+def test_a_plan_with_the_wrong_things_is_named(fedper_with, plan, line):
+    """Where the author's own line is in the traceback, if there is a call to make."""
+    with pytest.raises(TypeError, match=line):
+        fedper_with(
+            plan=lambda self, r, c: plan(self, self.layout.names, self.stage(r, self.layout.names))
+        )
 
 
 FEDPER = registry.strategy_class("fedper")
