@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import clients
+import fedapps.method
 import strategies
 from fedapps import cli, models
 from fedapps.core import config, project, registry
@@ -23,7 +24,7 @@ from fedapps.core.keys import markdown, table
 from fedapps.core.options import flat as flatten_dict
 from fedapps.data import NAMES
 from fedapps.device import node_config
-from fedapps.method import Figure, Objective, Plan, Stage, rehearse
+from fedapps.method import Figure, Objective, Plan, Stage, rehearse, take
 from fedapps.method.client import ClientHooks
 from fedapps.method.strategy import StrategyHooks
 from fedapps.report import columns
@@ -285,6 +286,73 @@ def test_the_method_with_a_second_model_takes_the_steps_of_plain_pytorch(pair_of
         mean = np.average([each[key] for each in sent], axis=0, weights=counts)
         np.testing.assert_allclose(made.strategy.state[f"s/{key}"], mean, atol=1e-6)
     assert 0 <= made.evaluate(client=0)["accuracy_personalized"] <= 1
+
+
+def hooks_shown(first, **names):
+    """The functions of the code on the page of hooks that begins with this line."""
+    (code,) = (body for body in blocks(DOCS / "hooks.md", "python") if body.startswith(first))
+    before = {*names, "__builtins__"}
+    exec(code, names)
+    return {name: value for name, value in names.items() if name not in before}
+
+
+def test_the_client_with_two_losses_trains_its_body_before_its_head(
+    tiny_npz, serial_run, monkeypatch, read_rounds
+):
+    """In a run, with its checks: the first training is one of the body alone, by its own loss."""
+    names = {**vars(fedapps.method), "Tensor": torch.Tensor}
+    shown = hooks_shown(
+        "def before_training", cosine_similarity=torch.nn.functional.cosine_similarity, **names
+    )
+    strategy, client = registry.strategy_class("fedavg"), registry.client_class("fedavg")
+
+    def plan(self, round_, number):
+        return self.exchange(round_, self.layout.names, self.stage(round_, self.layout.head))
+
+    def before_training(self, plan):
+        start = take(self.model, self.layout.keys_of(self.layout.names))
+        costs = shown["before_training"](self, plan)
+        after = take(self.model, start)
+        changed = {key for key in start if not np.array_equal(start[key], after[key])}
+        seen.append(
+            (changed == {*self.layout.keys_of(self.layout.body)}, self.strength, costs.macs)
+        )
+        return costs
+
+    seen = []
+    monkeypatch.setattr(strategy, "plan", plan, raising=False)
+    for name, hook in {**shown, "before_training": before_training}.items():
+        monkeypatch.setattr(client, name, hook, raising=False)
+    folder = serial_run(tiny_npz, f'{SMALL} strategy="fedavg" num-rounds=2 model="mlp"')
+    assert [strength for _, strength, _ in seen] == [0.1] * 4 + [0.2] * 4
+    assert all(body and macs > 0 for body, _, macs in seen)
+    last = read_rounds(folder)[-1]
+    assert float(last["train_macs"]) > sum(macs for *_, macs in seen[4:])
+    assert not last["failures"]
+
+
+def test_each_client_gets_the_mean_of_its_own_head_and_of_the_nearest(tiny_npz):
+    """Of those that have sent one; all other layers are the means of all."""
+    shown = hooks_shown("class NearestHeads", **vars(fedapps.method), np=np)
+    six = SMALL.replace("=4", "=6", 1)
+    run = rehearse(shown["NearestHeads"], fedapps.method.BaseClient, f"{tiny_npz} {six}")
+    run.rounds(1)
+    strategy, keys = run.strategy, run.strategy.mixed_keys
+    assert keys == run.layout.shared(run.layout.head)
+    strategy.state["sent"][1] = False
+    places = (0.0, 0.1, 7.0, 3.0, 2.0, 9.0)  # of the clients' heads
+    for client, place in enumerate(places):
+        sent = {key: np.full(run.layout.shapes[key], place, np.float32) for key in keys}
+        strategy.keep_last(client, sent)
+    plan = strategy.plan(2, 0)
+    found = strategy.download(2, 0, plan)
+    assert {*found} == {*plan.down(run.layout)}
+    for key, array in found.items():
+        wanted = (0.0 + 2.0 + 3.0 + 7.0) / 4 if key in keys else strategy.arrays[key]
+        np.testing.assert_array_equal(array, np.broadcast_to(wanted, array.shape))
+    newcomers = strategy.newcomer_download(2, 0, plan)
+    assert all(np.array_equal(newcomers[key], strategy.arrays[key]) for key in keys)
+    run.rounds(1)
 
 
 def test_lines_of_a_method_on_the_page_of_examples_are_those_of_its_module():
