@@ -62,7 +62,7 @@ class FedCMD(WarmUp, KeepsLast):
     """Phase 1: FedAvg; clients also vote for one layer, by feature distribution transfer (Eq. 6).
     Phase 2: this layer l* is personal, and the layers after it are mixed for each client.
 
-    Symbols: N `num-clients`, T (K in the paper) `num-rounds`, r `fraction-train`,
+    Symbols: N `num-clients`, T (K in the paper) `num-rounds`, r (gamma) `fraction-train`,
     E `local-epochs`, B `batch-size`, rho `selection-fraction`; a fixed l* is `layer`.
     With `weighting = cosine` clients send l* only for the similarity (if any layers follow l*).
     A fixed `layer` (Tables I-IV) is personal from round 1; the other layers are averaged (as with

@@ -42,7 +42,7 @@ class FedSeq(BaseStrategy):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, B `batch-size`, eta `lr`,
     E `local-epochs`, K `groups`, t_k `unfreeze-rounds`, mode `schedule`, F `finetune-epochs`.
-    The head is treated as in the base method.
+    The head is treated as in the base method. LG-FedAvg and FedROD (Section 5.4) are no base here.
     Our choices: frozen parts are neither trained nor sent, because they still have their initial
     values, which every client makes from the seed. t counts rounds from 0. F is 10 by default,
     since the paper does not state it.
