@@ -29,9 +29,14 @@ PASSES = 2, 32, 32, 32, 32  # samples of the passes in which each parameter shou
 KINDS = ("images", "tables", "series", "tokens", "values")  # of `Spec.kind`
 
 
+def folder() -> Path:
+    """Return the folder of models that are known by their file's name."""
+    return APP / FOLDER
+
+
 def names() -> tuple[str, ...]:
     """Return the names of the files in `models/`, sorted."""
-    found = (path.stem for path in (APP / FOLDER).glob("*.py"))
+    found = (path.stem for path in folder().glob("*.py"))
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
@@ -39,7 +44,7 @@ def file_of(name: str) -> Path | None:
     """Return the file of a model of one's own; None if `name` is neither a file nor a path."""
     named = model_file(name)
     if not named:
-        return APP / FOLDER / f"{name}.py" if name in names() else None
+        return folder() / f"{name}.py" if name in names() else None
     path = expanded(named[0], "model")
     if not path.is_absolute() and ".." in path.parts:
         raise RunError(f'model = "{name}": must be below the folder of the app, or absolute')

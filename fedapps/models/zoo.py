@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from fedapps.core.paths import APP
 from fedapps.core.words import nearest
 from fedapps.data.spec import Spec, image_spec
 from fedapps.models import deep, mlp, of_torchvision, own, sequences, small, vit
@@ -68,7 +67,7 @@ def spec_of(name: str) -> ModelSpec:
         close = nearest(name.lower(), known, least=0.0)
         raise ValueError(
             f"unknown model {name!r}: nearest is {close!r}; one of your own is a file of this name"
-            f' in {APP / own.FOLDER}, or model = "/path/mine.py"; allowed: {", ".join(known)}'
+            f' in {own.folder()}, or model = "/path/mine.py"; allowed: {", ".join(known)}'
         )
     return model
 
