@@ -49,9 +49,9 @@ OF_CLIENTS = (*SPREAD, "balanced_personalized")
 
 def check(reads: str, columns: Iterable[str]) -> None:
     """Raise `RunError` if a reading does not exist."""
-    known = {*columns, *UNSEEN, VIRTUAL, MIXED}
-    patterns = SELECTED.fullmatch(reads) or FEW.fullmatch(reads)
-    if not patterns and reads.removeprefix("best ") not in known:
+    known = {*columns, *UNSEEN, VIRTUAL}
+    others = reads == MIXED or SELECTED.fullmatch(reads) or FEW.fullmatch(reads)
+    if not others and reads.removeprefix("best ") not in known:
         raise RunError(
             f"reads = {reads!r}: must be a column, `best COLUMN`, `selected_before, last N`,"
             f" `{MIXED}` or `newcomers, few-shot K`"

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from experiments.papers import readings
 from fedapps.core import config
+from fedapps.core.errors import RunError
 from fedapps.engine.finished import FinishedRun
 from fedapps.report import directory
 from fedapps.serial import run_serial
@@ -34,3 +35,10 @@ def test_mixed_batches_differ_from_the_clients_only_if_samples_depend_on_each_ot
     assert found == pytest.approx(float(right), abs=1e-12)
     weighted = float(directory.summary(folder)[WEIGHTED])
     assert (found == pytest.approx(weighted, abs=1e-12)) == (model == "mlp")
+
+
+@pytest.mark.parametrize("reads", ["best mixed batches", "mixed", "accuracy"])
+def test_a_reading_that_does_not_exist_is_refused(reads):
+    readings.check("mixed batches", {"accuracy_initial"})
+    with pytest.raises(RunError, match="must be a column"):
+        readings.check(reads, {"accuracy_initial"})
