@@ -34,12 +34,12 @@ pre { margin: 0; padding: 12px 14px; overflow: auto; }
 .tiles b { display: block; font-size: 22px; line-height: 1.3; }
 .charts {
   display: grid; gap: 16px; margin-bottom: 16px;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr));
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr));
 }
 figure { padding: 12px 14px 6px; }
 .box { overflow: auto; max-height: 440px; margin-bottom: 8px; }
 .charts .box { margin: 0; }
-@media (min-width: 1024px) {  /* a table beside charts is as high as they are, and scrolls */
+@media (min-width: 872px) {  /* a table beside charts is as high as they are, and scrolls */
   .charts .box { contain: size; min-height: 320px; max-height: none; }
 }
 th, td { padding: 5px 14px; vertical-align: top; }
