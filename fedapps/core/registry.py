@@ -76,7 +76,8 @@ def _check_keys(name: str, cls: type[MethodSettings]) -> None:
             )
     general, known = project.run_config(), cls.__struct_encode_fields__
     for key in general.get(name, {}):
-        if key not in known and isinstance(general.get(key, {}), dict):
+        is_general = not isinstance(general.get(key, {}), dict)  # and this a default for it
+        if key not in known and not is_general:
             what = f"{table} has {key}, but {file} has no such key{did_you_mean(key, known)}"
             raise RunError(f"pyproject.toml: {what}; rename it, or remove it")
 

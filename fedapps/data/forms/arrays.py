@@ -42,8 +42,8 @@ def read(files: Sequence[File], form: Form) -> Found:
 
     def sample(row: int) -> str:
         block = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
-        file = blocks[block][0]
-        return f"{file.path}: {file.part} sample {row - sum(sizes[:block])}".replace(":  ", ": ")
+        file, inside = blocks[block][0], row - sum(sizes[:block])
+        return f"{file.path}: {f'{file.part} sample {inside}'.lstrip()}"
 
     told += [
         line for key, array in values.items() if key in PAIRS[0]
