@@ -14,7 +14,7 @@ import pandas as pd
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, did_you_mean, shortened, some
 from fedapps.data.forms.form import Where
-from fedapps.data.forms.frames import Rows, each_text_once, holds_texts, stripped
+from fedapps.data.forms.frames import Rows, each_text_once, holds_texts, refuse_lists, stripped
 from fedapps.data.spec import LARGEST, RANGE
 
 MOST_TEXTS = 100  # a column with more different texts holds names or numbers, not categories
@@ -141,6 +141,7 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
             f'{where(0)}: column "{name}" has a comma or =, which the rule of the inputs cannot'
             f" have; rename it, or {_CLIENTS}"
         )
+    refuse_lists(values, where)
     there = values.dropna()
     found = ~np.isnan(numbers(there)) if holds_texts(values) else np.ones(len(there), bool)
     if found.all():

@@ -97,6 +97,16 @@ class Rows:
             raise RunError(
                 f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
             )
+        refuse_lists(self.frame[name], self.where)
+
+
+def refuse_lists(values: pd.Series, where: Callable[[int], str]) -> None:
+    """Raise `RunError` if a cell is no single value: its text would be taken for a class."""
+    cells = enumerate(values if values.dtype == object else ())
+    if held := [(row, v) for row, v in cells if hasattr(v, "__len__") and not isinstance(v, str)]:
+        kind = "bytes" if isinstance(held[0][1], bytes) else "a list or record"
+        cure = "give each value a column of its own, or save arrays as .npz"
+        raise RunError(f"{where(held[0][0])}: column {values.name} holds {kind}; {cure}")
 
 
 def holds_texts(values: pd.Series) -> bool:

@@ -109,6 +109,23 @@ class TestTargets:
         assert values(data)[1] == wanted
         assert "1 of 4 rows have no target, left out" in data.told
 
+    @pytest.mark.parametrize(("form", "cells", "what"), [
+        (Form("y"), [np.ones(2), None, np.zeros(2)], "more holds a list"),
+        (Form("y"), [{"a": 1}, {"a": 2}, {"a": 1}], "more holds a list or record"),
+        (Form("y"), [b"one", b"two", b"one"], "more holds bytes"),
+        (Form("more"), [[1], [2], [1]], "more holds a list"),
+        (Form("y", client_column="more"), [[1], [2], [1]], "more holds a list"),
+        (Form(columns="more", text_length=2, next_token=True), [["abc"]] * 3, "more holds a list"),
+    ])  # fmt: skip
+    def test_a_cell_with_several_values_is_no_text(self, form, cells, what, tmp_path):
+        """Else each list would be a category or a class of its own, and nobody would know."""
+        frame = pd.DataFrame({"x": [0.5, 1.5, 2.5], "more": cells, "y": [0, 1, 0]})
+        path = save(frame, tmp_path, "parquet")
+        with pytest.raises(RunError, match=f"row 0: column {what}"):
+            load(path, "", form)
+        named = Form("y", columns="x")
+        assert load(path, "", named).inputs == Spec((1,), FLOAT)  # unless it is not read
+
     @pytest.mark.parametrize("kind", ["csv", "parquet"])
     @pytest.mark.parametrize("gap", [False, True])
     def test_whole_floats_are_classes_if_the_task_says_so(self, kind, gap, tmp_path):
