@@ -217,13 +217,11 @@ def notes_on_model(space: Workspace) -> list[str]:
     """Return a line for each thing that looks wrong with a model of one's own."""
     if own.file_of(space.settings.model) is None:
         return []
-    model, inputs = space.model, space.dataset.inputs
-    odd = own.probabilities(model, inputs) if space.task.has_classes else ""
+    parameters, classes = space.layout.parameters, space.task.has_classes
     try:
-        lost = own.without_gradient(model, inputs, space.layout.parameters)
+        return own.oddities(space.model, space.dataset.inputs, parameters, classes)
     except RunError as error:  # the run's own samples can be others
-        lost = str(error)
-    return [note for note in (lost, odd, own.unseen_layers(model)) if note]
+        return [str(error)]
 
 
 def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:

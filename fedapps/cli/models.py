@@ -134,13 +134,10 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         inputs = space.dataset.inputs
         check_training(name, space.model, inputs)
         try:
-            lost = own.without_gradient(space.model, inputs, space.layout.parameters)
+            odd = own.oddities(space.model, inputs, space.layout.parameters, True)
         except RunError as error:
             raise RunError(f'model = "{name}": {error}') from error
-        odds = (lost, own.probabilities(space.model, inputs), own.unseen_layers(space.model))
-        for odd in odds:
-            if odd:
-                yield f"{name}: {odd}"
+        yield from (f"{name}: {line}" for line in odd)
         if not space.layout.can_be_cut:
             yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():

@@ -102,6 +102,16 @@ def in_app(name: str) -> str:
     return str(inside) + (f":{named[1]}" if named[1] else "")
 
 
+def oddities(model: nn.Module, inputs: Spec, keys: Collection[str], classes: bool) -> list[str]:
+    """Return a line for each thing that looks wrong with a model whose parameters are `keys`.
+
+    `classes` tells a classifier. Raises `RunError` if the model cannot train on random samples.
+    """
+    lost = without_gradient(model, inputs, keys)
+    odd = probabilities(model, inputs) if classes else ""
+    return [line for line in (lost, odd, unseen_layers(model)) if line]
+
+
 def without_gradient(model: nn.Module, inputs: Spec, keys: Collection[str]) -> str:
     """Say which of the parameters `keys` get no gradient from random samples; "" if none.
 
