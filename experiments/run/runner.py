@@ -96,6 +96,8 @@ class Runner:
                 working = [submit(self._work, todo, number) for number in range(self.jobs)]
                 while wait(working, REFRESH).not_done:
                     screen.refresh(self.active, self.remaining)
+                for each in working:
+                    each.result()  # what it could not even report, such as a full disk
             finally:
                 self.stopped = True  # from here on, it is no failure if a process ends
         return self.failed

@@ -487,6 +487,18 @@ def test_what_ctrl_c_ends_has_not_failed(table, store, tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == ""
 
 
+def test_what_cannot_be_reported_ends_the_command(table, store, tmp_path, monkeypatch):
+    """Else the rest of the rows would be missing, and the status would be 0."""
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Worker, "run", full)
+    monkeypatch.setattr("experiments.run.screen.Screen.say", full)
+    with pytest.raises(OSError, match="No space left"):
+        Runner(store, tmp_path, "~/fedapps-data").run([Job(table.cells("smoke")[0], 0)])
+
+
 @pytest.mark.slow
 def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch):
     """In the directory that it had, to the figures that it would have had."""
