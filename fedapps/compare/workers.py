@@ -27,6 +27,7 @@ class Worker:
     def __init__(self) -> None:
         self.process: BaseProcess | None = None
         self.pipe: Connection | None = None
+        self._lock, self._closed = threading.Lock(), False
 
     def run(
         self, flat: Mapping[str, Scalar], log: Path, plots: bool = True, at_once: int = 1
@@ -39,15 +40,10 @@ class Worker:
 
     def call(self, log: Path, work: Callable[..., Path], *arguments: object) -> Path:
         """Call a module's function in the process; return its result. Raises `RunError`."""
-        if self.process is None or not self.process.is_alive() or self.pipe is None:
-            self.pipe, theirs = SPAWN.Pipe()
-            self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
-            self.process.start()
-            theirs.close()
-        process = self.process
+        process, pipe = self._begun()
         try:
-            self.pipe.send((log, work, arguments))
-            error, path = self.pipe.recv()
+            pipe.send((log, work, arguments))
+            error, path = pipe.recv()
         except (EOFError, OSError) as died:
             process.join()
             self.process = None
@@ -57,6 +53,24 @@ class Worker:
         if error:
             raise RunError(f"{error}; see {log}")
         return Path(path)
+
+    def _begun(self) -> tuple[BaseProcess, Connection]:
+        """Return the process and its pipe, once they are started; a closed worker starts none."""
+        with self._lock:
+            if self._closed:
+                raise RunError("stopped")
+            if self.process is None or not self.process.is_alive() or self.pipe is None:
+                self.pipe, theirs = SPAWN.Pipe()
+                self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+                self.process.start()
+                theirs.close()
+            return self.process, self.pipe
+
+    def close(self) -> BaseProcess | None:
+        """Start no process from now on; return the one that there is, which goes on."""
+        with self._lock:
+            self._closed = True
+            return self.process
 
 
 @contextmanager
@@ -81,7 +95,8 @@ def crew(count: int) -> Iterator[Callable[..., Future[Any]]]:
 
 def stop(workers: Iterable[Worker]) -> None:
     """End the processes, even in the middle of a run, which then saves the results so far."""
-    processes = [worker.process for worker in workers if worker.process is not None]
+    closed = [worker.close() for worker in workers]
+    processes = [process for process in closed if process is not None]
     for process in processes:
         process.terminate()
     for process in processes:

@@ -1,11 +1,12 @@
 """The process of a sweep's runs as users have it, started anew and not forked."""
 
 import os
+import threading
 
 import pandas as pd
 import pytest
 
-from fedapps.compare.workers import Worker, stop
+from fedapps.compare.workers import Worker, crew, stop
 from fedapps.core.errors import RunError
 from fedapps.serial import idle_workers
 from tests.support.killed import differences
@@ -31,6 +32,25 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
     assert " round 2/2 " in f" {log.read_text('utf-8')}".replace("\n", " ")
     assert untimed_rounds(folder) == untimed_rounds(serial_run(*options))
     assert differences(folder, shared) == []
+
+
+def test_nothing_begins_in_a_worker_that_is_ended(tmp_path):
+    """A thread between two runs would start a process that nobody ends, and the exit waits for."""
+    ended, workers = threading.Event(), []
+
+    def work(worker):
+        workers.append(worker)
+        assert ended.wait(60)
+        return worker.call(tmp_path / "log.txt", os.path.realpath, tmp_path)
+
+    with crew(1) as submit:
+        late = submit(work)
+        while not workers:
+            assert not late.done()
+    ended.set()
+    with pytest.raises(RunError, match="stopped"):
+        late.result(60)
+    assert workers[0].process is None
 
 
 @WORKERS
