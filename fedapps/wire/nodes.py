@@ -90,7 +90,8 @@ class NodeRegistry:
         self._guests: dict[int, Guest] = {}  # by node, ascending
         self._places = itertools.count(1)
         self._rejected: dict[int, str] = {}  # by node: the reason
-        self._reported: set[str] = set()
+        self._reported: dict[int, str] = {}  # by node: the reason that was told last
+        self._busy: dict[int, int | str] = {}  # by node: the clients left out only as they are late
         self._patience = HELLO_WAIT
 
     def wait_for_nodes(self) -> Fleet:
@@ -120,13 +121,13 @@ class NodeRegistry:
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
-            busy = [guest for guest in self._guests.values() if guest.is_busy]
-            all_here = self.closed and self._guests and not newcomers and not busy
+            all_here = self.closed and self._guests and not newcomers and not self._busy
             late = now - start > self.timeout or all_here
             ready = self._ready(fleet)
-            enough = 0 < ready >= self.at_least - len(busy)  # these are there, but cannot train
+            at_work = sum(client not in self.held_out for client in self._busy.values())
+            enough = 0 < ready >= self.at_least - at_work
             enough_since = min(enough_since, now) if enough else math.inf
-            soon = newcomers or any(guest.answers_soon(now) for guest in busy)
+            soon = newcomers or any(self._guests[node].answers_soon(now) for node in self._busy)
             if enough and (late or not soon or now - enough_since >= self._patience):
                 self.complete = True
                 if any(guest.came >= start for guest in unknown.values()):
@@ -216,7 +217,7 @@ class NodeRegistry:
 
     def _fleet(self) -> Fleet:
         """Return the nodes that fit; of two with the same client id, the one that had it first."""
-        self._rejected = {}
+        self._rejected, self._busy = {}, {}
         here: dict[int, Hello] = {}
         owners: dict[int, int] = {}
         for node, guest in sorted(self._guests.items(), key=lambda item: item[1].place):
@@ -229,9 +230,11 @@ class NodeRegistry:
             if hello.client != "any":
                 owners[hello.client] = node
             if guest.is_busy:
+                self._busy[node] = hello.client
                 self._reject(node, hello, BUSY)
             else:
                 here[node] = hello
+                self._reported.pop(node, None)  # what comes again is told again
         samples = {
             client: {part: getattr(here[node], part) for part in PARTS}
             for client, node in sorted(owners.items())
@@ -266,11 +269,11 @@ class NodeRegistry:
         """Leave a SuperNode out, and log the reason once."""
         client = "" if hello.client == "any" else f", client {hello.client}"
         self._rejected[node] = reason = f"SuperNode {node}{client}: {problem}"
-        if reason not in self._reported:
+        if self._reported.get(node) != reason:
             log.info("left out: %s", reason)
             who = "server" if hello.client == "any" else hello.client
             self.lookout.event(who, "left-out", reason)
-        self._reported.add(reason)
+        self._reported[node] = reason
 
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:
         """Say how many SuperNodes there are, which were left out, and which did not answer."""

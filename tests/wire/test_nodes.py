@@ -239,6 +239,25 @@ def test_who_is_still_at_work_is_not_asked_until_it_answers(clock, capsys):
     assert greeted(grid) == [1, 2, 2]
     assert events == [(1, "left-out", f"SuperNode 2, client 1: {nodes_module.BUSY}")]
     assert capsys.readouterr().out.count(nodes_module.BUSY) == 1
+    grid.free = clock.now + 50
+    registry.recheck([1], registry.wait_for_nodes(), late={1})
+    assert [*registry.wait_for_nodes().bound] == [0]
+    assert len(events) == 2, "it is late once more, and that is told"
+
+
+@pytest.mark.parametrize("held_out", [(), (1,)])
+def test_who_is_at_work_counts_as_available_only_if_it_trains(clock, held_out):
+    """A round goes on without it, but not with fewer than `min-available` that can ever train."""
+    grid = SlowGrid(clock, [])
+    registry = NodeRegistry(StreamingGrid(grid), 1, 20.0, 2, False, 10, held_out)
+    fleet = registry.wait_for_nodes()
+    clock.now, grid.free, registry.at_least = 20.0, 99.0, 2
+    registry.recheck([1], fleet, late={1})
+    if not held_out:
+        assert [*registry.wait_for_nodes().bound] == [0]
+        return
+    with pytest.raises(RunError, match=r"^1 of 2 SuperNodes"):
+        registry.wait_for_nodes()
 
 
 def test_who_was_late_and_is_free_again_misses_no_round(clock):
