@@ -249,7 +249,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
         advice = store.advice(request.plan.round)
         raise DivergedError(f"{DIVERGED}: {why}{advice}", f"{DIVERGED}: {told}{advice}")
     if why := unusable(space, update.extras, type(client).__name__):
-        raise DivergedError(why, why)
+        raise RunError(why)  # a failure of code: a lower lr would not help
     if before or client.state:  # even if it looks unchanged: it can change in place
         store.save(request.plan.round, client.state)
     update = state_told(update, version, saved=bool(before or client.state))

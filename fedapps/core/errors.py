@@ -34,7 +34,7 @@ class MisfitError(RunError):
 
 
 class DivergedError(FloatingPointError):
-    """A client has computed what cannot be used: mostly because its training has diverged.
+    """The training of a client has diverged, so its update cannot be used.
 
     `told` is what the server hears of it.
     """

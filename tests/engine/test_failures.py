@@ -1,6 +1,7 @@
 """When failing clients end a run, and what is said of training that diverges."""
 
 import contextlib
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -191,11 +192,14 @@ def test_what_a_method_sends_beside_a_finite_model_is_no_diverged_training(
 
     monkeypatch.setattr(strategy, "plan", plan, raising=False)
     monkeypatch.setattr(client, "after_training", after_training, raising=False)
-    folder = serial_run('strategy="fedavg" num-clients=3 fraction-train=1 num-rounds=2')
+    keys = 'strategy="fedavg" num-clients=3 fraction-train=1 num-rounds=2'
+    folder = serial_run(keys)
     line = f"c/a, which {client.__name__} sends, is {told}"
     failed = [row for row in read_csv(folder, "events.csv") if row["client"] == "1"]
     assert [(row["kind"], row["detail"]) for row in failed] == [("failure", line)] * 2
     assert not any("lower lr" in text for text in caplog.messages)
+    with pytest.raises(RunError, match=re.escape(line)):
+        serial_run(keys, keep_going=False)  # as at any other mistake in a method
 
 
 @pytest.fixture
