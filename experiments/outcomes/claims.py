@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from experiments.outcomes.cells import Figure, Outcome, best_scale, outcomes, words
 from experiments.outcomes.significance import LEVEL, holm, holm_text
-from experiments.papers.table import SCALES, Claim, Table
+from experiments.papers.table import SCALES, Claim, Table, matches
 from experiments.run.store import Store
 
 SMOKE = SCALES[0]  # only shows that a table runs
@@ -99,7 +99,7 @@ def _judged(store: Store, table: Table) -> Iterator[Judgement]:
     found = {(o.cell.row.name, o.cell.column): o for o in ran if o.runs or o.diverged}
     for claim in table.claims:
         for name in claim.than:
-            for column in table.columns or [""]:
+            for column in [each for each in table.columns or [""] if matches(each, claim.columns)]:
                 pair = found.get((claim.better, column)), found.get((name, column))
                 if pair[0] and pair[1] and (judgement := _judge(claim, pair[0], pair[1])):
                     yield judgement

@@ -24,6 +24,7 @@ columns has one cell per row. Values in brackets are defaults.
     [[claims]]              says (the paper's claim; a question of ours begins with `ours: `),
                             better (a row), than (rows that it should be better than),
                             reads (the reading to compare [that of each row]),
+                            columns (patterns of the columns in which it is judged),
                             published (row = difference in points): `outcomes/claims.py`
     yardstick, alone        rows with which all others are compared, client by client
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
@@ -103,6 +104,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     better: str
     than: tuple[str, ...]
     reads: str = ""
+    columns: str = "*"
     published: dict[str, float] = {}
 
 

@@ -478,6 +478,10 @@ def test_claims_are_held_against_paired_seeds(toy):
     told = Claim("", "better", ("local", "same"), published={"same": 6.89})
     found = [*claims.judged(store, replace(table, claims=(told,)))]
     assert [line.gap.published for line in found] == [0.0, 6.89], "else that of the rows"
+    kept = structs.replace(told, columns="plain*,")  # "": a table without columns has one
+    assert len(claims.judged(store, replace(table, claims=(kept,)))) == 2
+    lost = structs.replace(told, columns="plain*")
+    assert claims.judged(store, replace(table, claims=(lost,))) == []
     level = replace(table, claims=(Claim("", "same", ("fedavg-ft",)),))
     assert [x.verdict for x in claims.judged(store, level)] == ["inconclusive"]
 
