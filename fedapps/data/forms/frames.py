@@ -3,10 +3,9 @@
 import csv
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ _VALUE = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 DROP = 'missing="drop" leaves such rows out'
-MANY = 5  # numbers that are in ascending order in no row of values, but as names: wavelengths
+MANY = 5  # numbers that are in order in no row of values, but as names: wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
@@ -228,17 +227,17 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
 
 
 def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
-    first, fits = _first_line(path)
-    if _are_values(first):
-        rule = "put a line of names of columns above it"
-        raise RunError(f"{path}: line 1 has numbers, {some(first)}, not names of columns; {rule}")
+    first, below = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
+    if _are_values(first, below):
+        rule = "put a line of names of columns above it, or, if these are the names, begin them"
+        raise RunError(f"{path}: line 1 has numbers, {some(first)}; {rule} with a letter")
     head: pd.Series = pd.Series([cell or np.nan for cell in first], dtype=object)
     names = head.str.strip()
     if names.duplicated().any():
         raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
     if len(names) == 1 and set(";\t") & set(str(names[0])):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
-    if not fits:
+    if len(below) > len(first):
         pd.read_csv(path, header=None, nrows=2, **_AS_WRITTEN)  # refuses more cells than names
     plain = [name for name in head.dropna() if composed(name.strip()) in texts]
     gaps: Any = {place: _gaps(composed(str(name)), kept) for place, name in enumerate(names)}
@@ -255,23 +254,22 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
     return frame
 
 
-def _first_line(path: Path) -> tuple[list[str], bool]:
-    """Return the cells of the first line, and whether the next is known to have no more."""
-    with suppress(csv.Error):  # too long
-        first, second = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
-        return first, len(second) <= len(first)
-    head = pd.read_csv(path, header=None, nrows=1, dtype=str, **_AS_WRITTEN)
-    return [*head.iloc[0]], False
-
-
-def _are_values(first: Sequence[str]) -> bool:
+def _are_values(first: Sequence[str], below: Sequence[str]) -> bool:
     """Tell whether all cells of the first line, or all but one, are numbers that are no names.
 
-    Numbers in ascending order can be names: those of columns without any, years, or wavelengths.
+    Ascending ones can be names: those of columns without any, years, or wavelengths. So can many in
+    descending order, and whole ones in any, if those `below` are not of such a kind.
     """
     found = [float(cell) for cell in first if _VALUE.fullmatch(cell)]
-    ascending = all(one < other for one, other in pairwise(found))
-    are_names = ascending and (len(found) >= MANY or all(map(float.is_integer, found)))
+    under = [cell for name, cell in zip(first, below, strict=False) if _VALUE.fullmatch(name)]
+    numbers = [float(cell) for cell in under if _VALUE.fullmatch(cell)]
+    many, whole = len(found) >= MANY, all(map(float.is_integer, found))
+    descending = [row == sorted(row, reverse=True) for row in (found, numbers)]
+    are_names = len({*found}) == len(found) and (
+        (found == sorted(found) and (many or whole))
+        or (many and descending == [True, False])
+        or (whole and any(under) and not any(map(_NUMBER.match, under)))
+    )
     return len(found) >= max(2, len(first) - 1) and not are_names
 
 
@@ -280,19 +278,19 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
     As for pandas, a line is no row if it has only blanks; one with a cell in quotes, `""`, is one.
     """
+    limit = csv.field_size_limit(2**31 - 1)  # pandas takes longer cells than the module csv
     line, begins = "", 1
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(((line := text) for text in file), skipinitialspace=True)
-        for cells in reader:
-            if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
-                yield begins, cells
-            begins = reader.line_num + 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(((line := text) for text in file), skipinitialspace=True)
+            for cells in reader:
+                if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
+                    yield begins, cells
+                begins = reader.line_num + 1
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _line(path: Path, place: int) -> int:
     """Return the line on which row `place` of a .csv begins."""
-    limit = csv.field_size_limit(2**31 - 1)  # pandas takes longer cells than the module csv
-    try:
-        return next(islice(_rows(path), place + 1, None))[0]
-    finally:
-        csv.field_size_limit(limit)
+    return next(islice(_rows(path), place + 1, None))[0]

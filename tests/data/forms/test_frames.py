@@ -11,6 +11,7 @@ import pytest
 from fedapps.core import config
 from fedapps.core.errors import MisfitError, RunError
 from fedapps.data import Form, load, notes, of_device, unlabelled
+from fedapps.data.forms.frames import frames_of
 from fedapps.data.spec import FLOAT, Spec, label_spec
 from tests.support.marks import extra
 
@@ -271,7 +272,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize(("text", "times"), [
         ("x,y\n1,0\n2,1\n", 1), ('\ufeff\n  \n"x", "y"\n\n1, "0"\n2,1\n', 1),
-        ('x,y,"' + "z" * 140_000 + '"\n1,0,1\n2,1,2\n', 3),  # longer than module csv takes
+        ('x,y,"' + "z" * 140_000 + '"\n1,0,1\n2,1,2\n', 1),  # longer than module csv takes
     ])  # fmt: skip
     def test_a_file_is_parsed_once(self, text, times, tmp_path, monkeypatch):
         calls, parse = [], pd.read_csv
@@ -351,11 +352,14 @@ class TestFirstLine:
 
     @pytest.mark.parametrize("head", [
         "5.1,3.5,1.4,0.2,setosa", "0.0251,0.3,1", "6,148,72,35,0,33.6", "-1.5,-2.5,no", "8,3,5,1",
-        "1e3, 2e-2,0", "7,2, ,3,9", "1,1,0", "0,0,x",
+        "1e3, 2e-2,0", "7,2, ,3,9", "1,1,0", "0,0,x", "0.1,0.5,y",
     ])  # fmt: skip
     def test_numbers_are_no_names(self, head, tmp_path):
         row = ",".join("3" for _ in head.split(","))
-        line = r"t\.csv: line 1 has numbers, .*, not names of columns;"
+        line = (
+            r"t\.csv: line 1 has numbers, .*; put a line of names of columns above it, or, "
+            "if these are the names, begin them with a letter"
+        )
         with pytest.raises(RunError, match=line):
             read(tmp_path, t=f"{head}\n{row}\n{row}\n")
 
@@ -368,6 +372,28 @@ class TestFirstLine:
         count = head.count(",") + 1
         text = "\n".join([head, *(",".join([f"{row}.5"] * count) for row in range(3))])
         assert len(read(tmp_path, t=text).target_values) == 3
+
+    @pytest.mark.parametrize(("head", "row"), [
+        ("4000,3998,3996,3994,3992,label", "0.1,0.25,0.2,0.4,0.3,1"),
+        ("4000.6,3998.7,3996.7,3994.8,3992.9,label", "0.1,1,0.2,0.4,0.3,1"),
+        ("90,80,70,60,50,y", "3,8,3,4,0,1"),  # whole ones below, in another order
+        ("2020,2019,2018,y", "0.5,1.0,,1"), ("client,1,0", "7,0.5,2.5"),
+        ("0,1,10,11,2,y", "low,high,low,low,high,1"), ("3,1,2", "0.1,0.2,0.3"),
+    ])  # fmt: skip
+    def test_other_numbers_are_if_the_row_below_has_no_such_ones(self, head, row, tmp_path):
+        (tmp_path / "t.csv").write_text(f"{head}\n{row}\n{row}\n")
+        found = [str(name) for name in frames_of([tmp_path / "t.csv"], (), (), {})[0].columns]
+        assert found == head.split(",")
+
+    @pytest.mark.parametrize(("head", "row"), [
+        ("5.1,3.5,1.4,0.2,0", "4.9,3.0,1.4,0.2,0"), ("5.1,3.5,1.4,0.2,0", "5.0,3.0,1.4,0.0,0"),
+        ("5,3,1,a", "4.9,3,1.4,b"), ("3,2,1", "4,6,5"), ("3,1,2", ""), ("9,8,7,6,5", ""),
+        ("1,1,x", "0.1,0.2,x"), ("0.5,0.1,x", "low,low,x"), ("4,2,3,x", "5"),
+    ])  # fmt: skip
+    def test_others_are_not(self, head, row, tmp_path):
+        """Also irises, whose first rows descend; and a row that is alone tells nothing."""
+        with pytest.raises(RunError, match="line 1 has numbers"):
+            read(tmp_path, t=f"{head}\n{row}\n")
 
     def test_files_that_begin_with_other_numbers(self, tmp_path):
         tables = {"a": "1,2\n1,2\n", "b": "3,4\n1,2\n"}
