@@ -24,6 +24,7 @@ from fedapps.core.words import did_you_mean
 
 # Packages above this one: methods are found in them by name.
 STRATEGIES, CLIENTS = "strategies", "clients"
+ONE_VALUE = "; must be one value: an int, a float, a text, true or false"
 # Of each module in them: its spec, which is another one once it is reloaded, and what its file was.
 _loaded: dict[str, tuple[object, bytes]] = {}
 
@@ -70,9 +71,11 @@ def _check_keys(name: str, cls: type[MethodSettings]) -> None:
     file, table = f"{STRATEGIES}/{name}.py", f"[tool.flwr.app.config.{name}]"
     for field in msgspec.structs.fields(cls):
         if not field.required:
+            fits = isinstance(field.default, Scalar)
+            value, rule = (literal(field.default), "") if fits else ("...", ONE_VALUE)
             raise RunError(
                 f"{file}: {field.name} has a default in the class Settings; its default belongs in "
-                f"pyproject.toml: {field.encode_name} = {literal(field.default)} in {table}"
+                f"pyproject.toml: {field.encode_name} = {value} in {table}{rule}"
             )
     general, known = project.run_config(), cls.__struct_encode_fields__
     for key in general.get(name, {}):

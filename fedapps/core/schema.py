@@ -77,7 +77,8 @@ def fields(cls: type[MethodSettings]) -> dict[str, dict[str, Any]]:
 def kind_of(field: Mapping[str, Any]) -> str:
     """Describe a JSON-schema type for readers: `float > 0`, `one of a, b`."""
     if "anyOf" in field:
-        return " or ".join(kind_of(option) for option in field["anyOf"])
+        options = (option for option in field["anyOf"] if option != {"type": "null"})  # not in TOML
+        return " or ".join(map(kind_of, options))
     if "enum" in field:
         words = [str(word) or '""' for word in field["enum"]]
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)

@@ -4,6 +4,7 @@ import ast
 import re
 import types
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import pytest
@@ -137,6 +138,31 @@ def test_a_default_in_the_class_is_refused(with_keys):
     )
     with pytest.raises(RunError, match=right):
         registry.settings_class("fedfoo")
+
+
+@pytest.mark.parametrize(
+    "default", [msgspec.field(default=None), msgspec.field(default_factory=dict), [], (1, 2)]
+)
+def test_so_is_one_that_no_key_can_have(with_keys, default):
+    with_keys({}, mu_rate=default)
+    with pytest.raises(RunError) as caught:
+        registry.settings_class("fedfoo")
+    assert str(caught.value) == (
+        "strategies/fedfoo.py: mu_rate has a default in the class Settings; its default belongs in "
+        "pyproject.toml: mu-rate = ... in [tool.flwr.app.config.fedfoo]; must be one value: "
+        "an int, a float, a text, true or false"
+    )
+
+
+def test_a_type_that_could_be_none_is_told_without_it():
+    """A run-config has no None, so a key of such a type is one of the rest."""
+
+    class Settings(schema.MethodSettings, frozen=True):
+        cap: Annotated[schema.Count | None, schema.doc("cap")]
+
+    assert schema.kind_of(schema.fields(Settings)["cap"]) == "int >= 1"
+    with pytest.raises(RunError, match=r"^fedfoo\.cap = 0: must be int >= 1$"):
+        schema.convert({"cap": 0}, Settings, "fedfoo.")
 
 
 def test_a_key_of_pyproject_that_the_method_does_not_have_is_refused(with_keys):
