@@ -112,7 +112,7 @@ def _judged(
     size = shape[-1] if len(shape) > 1 else 1
     names = [key] if size == 1 else [f"{key}[..., {feature}]" for feature in range(size)]
     rows, each = values[: len(values) // size * size].reshape(-1, size), math.prod(shape[1:-1])
-    where = sample or f"{path}: {key}[{{}}]".format
+    where = sample or (lambda row: f"{path}: {key}[{row}]")
     return [
         *precision.told(path, names, rows, key.endswith("targets")),
         *outliers.told(
