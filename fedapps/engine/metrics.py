@@ -13,7 +13,7 @@ from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
-from fedapps.report.columns import MEASURED, columns_of
+from fedapps.report.columns import MEASURED, check_figures
 from fedapps.report.rows import ClientEval
 from fedapps.tasks import Counts
 from fedapps.training.costs import TrainingStats
@@ -51,7 +51,8 @@ class MetricChecks:
 
     def __post_init__(self) -> None:
         space = self.strategy.workspace
-        columns_of(space.task)  # two figures of one name end the run before it has a folder
+        # A figure that cannot be a column ends the run before it has a folder.
+        check_figures(space.settings.strategy, self.strategy.figures, space.task)
         self.sample_macs = 3 * space.trainer.profile.forward_macs(space.layout.names)
         self.parameters = space.layout.count(space.layout.names)
         self.told = False

@@ -166,7 +166,8 @@ def columns_of(
 
     With the names of clients or classes, their table has a column for them; if the run is `timed`,
     rounds.csv has one for virtual time. The figures of all methods count, because all runs have the
-    same columns. Raises `RunError` if two methods declare different figures with the same name.
+    same columns; but not those that `check_figures` refuses in the runs of their method. Raises
+    `RunError` if two methods declare different figures with the same name.
     """
     known = {figure.name: ("fedapps", figure) for figure in _named(GENERAL.values(), task)}
     for method in registry.names():
@@ -175,7 +176,25 @@ def columns_of(
             if same != figure:
                 where = f"{other} and {method} declare it differently"
                 raise RunError(f"figure {figure.name}: {where}; rename one, or make both equal")
-    return Columns(task, tuple(figure for _, figure in known.values()), names, class_names, timed)
+    figures = (figure for _, figure in known.values() if not _misfit(task, figure))
+    return Columns(task, tuple(figures), names, class_names, timed)
+
+
+def check_figures(method: str, figures: Iterable[Figure], task: Task) -> None:
+    """Raise `RunError` if one of a method's figures cannot be a column, or those of all cannot."""
+    columns_of(task)
+    for figure in _named(figures, task):
+        if problem := _misfit(task, figure):
+            raise RunError(f"{registry.STRATEGIES}/{method}.py: {problem}")
+
+
+def _misfit(task: Task, figure: Figure) -> str:
+    """Return why a figure cannot be a column; "" if it can."""
+    try:
+        Columns(task, (figure,))
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 def _named(figures: Iterable[Figure], task: Task) -> Iterator[Figure]:

@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.privacy_settings import SEEDED
+from fedapps.engine.metrics import MetricChecks
 from fedapps.method.figures import EventPlot, Figure, given
 from fedapps.report import columns, directory, event_plots, page, plots
 from fedapps.report.caption import Caption
@@ -25,6 +26,7 @@ from fedapps.report.rows import ClientEval, Means, class_sums, means
 from fedapps.report.summary import print_summary, summarize, unseen
 from fedapps.report.units import byte_unit, clock, human_bytes
 from fedapps.tasks import CLASSIFICATION, TASKS
+from fedapps.training.workspace import Workspace
 from tests.support.reports import (
     ARRAYS,
     FLAT,
@@ -692,6 +694,35 @@ def test_what_begins_like_the_columns_of_a_metric_is_one_of_them(metrics, figure
     task.metrics = tuple(replace(LEAD, name=name) for name in metrics)
     with pytest.raises(RunError, match=told):
         columns.Columns(task, tuple(Figure(name, "x") for name in figures))
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    (figure("mae_local"), "column mae_local: columns that begin with mae_ are those of the metric"),
+    (figure("seconds"), r"figure seconds: rounds\.csv has another column of this name; rename it"),
+    (figure("late", after="never"), r'figure late: after = "never": must be one of round, '),
+])  # fmt: skip
+def test_a_figure_that_is_no_column_concerns_its_method_alone(declare, wrong, told):
+    """Runs of others start, and their finished ones are plotted; the line says whose it is."""
+    task, toy = TASKS["regression"], figure("toy")
+    declare(toy)
+    before = columns.columns_of(task).rounds
+    declare(toy, wrong)
+    assert "toy" in before and columns.columns_of(task).rounds == before
+    columns.check_figures("fedavg", (), task)
+    with pytest.raises(RunError, match=rf"^strategies/fedper\.py: {told}"):
+        columns.check_figures("fedper", (toy, wrong), task)
+    columns.check_figures("fedper", (toy, toy), task)  # that of a base, and once more
+    declare(figure("mae_local"))
+    assert "mae_local" in columns.columns_of(CLASSIFICATION).rounds
+
+
+def test_its_runs_end_before_they_have_a_folder(declare, flat_config, tiny_npz):
+    declare(figure("accuracy_local"))
+    space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper"')))
+    with pytest.raises(RunError, match=r"^strategies/fedper\.py: column accuracy_local: "):
+        MetricChecks(registry.strategy_class("fedper")(space))
+    space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedavg"')))
+    MetricChecks(registry.strategy_class("fedavg")(space))
 
 
 @pytest.mark.parametrize("name", TASKS)
