@@ -1,8 +1,10 @@
 """Finds names in a method's classes that look like misspelt hooks, which nothing would call."""
 
+import ast
 import inspect
+import sys
 from collections.abc import Iterator
-from types import CodeType
+from contextlib import suppress
 
 from fedapps.core.words import nearest
 
@@ -13,32 +15,24 @@ def misspelt(cls: type, base: type, *hooks: type) -> Iterator[tuple[str, str]]:
     """Yield the names that a method's class adds to its base class and that resemble a hook's.
 
     The classes `hooks` define the hooks. A name that begins with the hook's, such as a plural, is
-    meant to be another one if it is no function, or if the method itself uses it.
+    meant to be another one if it is no function, or if the method's own files use it.
     """
     known = [name for cls in hooks for name in vars(cls) if not name.startswith("_")]
     own = {name for name in dir(cls) if not name.startswith("_")} - {*dir(base)}
-    used = set(_names_used(cls, base))
     for name in sorted(own):
-        hook = nearest(name, known, SIMILAR)
+        hook, value = nearest(name, known, SIMILAR), getattr(cls, name)
+        is_function = callable(value) and not inspect.isclass(value)
         longer = hook and name.startswith(hook)
-        serves = name in used or not inspect.isfunction(inspect.getattr_static(cls, name))
-        if hook and not (longer and serves):
+        if hook and not (longer and (not is_function or name in _attributes_read(cls, base))):
             yield name, hook
 
 
-def _names_used(cls: type, base: type) -> Iterator[str]:
-    """Yield the names that the functions of a class use, and of those between it and its base."""
-    for part in cls.__mro__:
-        if part in base.__mro__:
-            continue
-        for value in vars(part).values():
-            for function in (value, getattr(value, "fget", None), getattr(value, "__func__", None)):
-                if inspect.isfunction(function):
-                    yield from _names_in(function.__code__)
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_in(inner)
+def _attributes_read(cls: type, base: type) -> set[str]:
+    """Return all `x.name` in the files of a class, and of those between it and its base."""
+    names = set[str]()
+    for module in {part.__module__ for part in cls.__mro__ if part not in base.__mro__}:
+        with suppress(OSError, TypeError, SyntaxError):  # there is no file, or it has changed
+            for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    names.add(node.attr)
+    return names

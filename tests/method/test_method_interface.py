@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import importlib
 import re
+from functools import cached_property, wraps
 from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar
@@ -358,6 +359,13 @@ def test_a_misspelt_hook_is_named(settings, capsys):
     assert capsys.readouterr().out == lines
 
 
+def test_a_helper_that_the_file_uses_is_no_misspelt_hook():
+    found = [*misspelt(Helped, BaseStrategy, StrategyHooks, Conversation)]
+    assert found == [
+        ("aggregates", "aggregate"), ("questions", "question"), ("selects", "select"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_no_method_of_ours_has_a_misspelt_hook(name):
     strategy, client = registry.strategy_class(name), registry.client_class(name)
@@ -430,6 +438,72 @@ class HeadThenBody(BaseStrategy):
     def plan(self, round_, client):
         stages = (self.stage(round_, self.layout.head, 1), self.stage(round_, self.layout.body, 1))
         return self.exchange(round_, self.layout.names, *stages)
+
+
+def decorated(function):
+    return wraps(function)(lambda self: function(self))
+
+
+class Helped(HeadThenBody):
+    """Longer names than those of hooks, each used in another way; but three are not."""
+
+    def selected(self):
+        return [0]
+
+    def aggregated(self):
+        return {}
+
+    @staticmethod
+    def phased():
+        return ""
+
+    def downloaded(self):
+        return {}
+
+    def screened(self):
+        return []
+
+    @cached_property
+    def first(self):
+        return self.selected()[0]
+
+    @property
+    def mean(self):
+        return {}
+
+    @mean.setter
+    def mean(self, value):
+        self.aggregated().update(value)
+
+    @decorated
+    def last(self):
+        return self.phased()
+
+    @staticmethod
+    def selects(round_):
+        """Only looks like a helper."""
+
+    @classmethod
+    def aggregates(cls, updates):
+        """So does this one."""
+
+    @decorated
+    def questions(self):
+        """And this."""
+
+    class Phases:
+        """No function."""
+
+    phases = Phases
+
+
+class HelpedMore(Helped):
+    def third(self):
+        return self.screened()
+
+
+def of_the_module(strategy):
+    return strategy.downloaded()
 
 
 class Curious(BaseClient):
