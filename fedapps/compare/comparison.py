@@ -100,6 +100,9 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
     if len(groups) > MOST_DRAWN:
         yield f"the plot has the best {MOST_DRAWN} of {len(groups)} groups; groups.csv has all"
     yield from _different_samples(groups)
+    seeds = {group.name: spans(group.seeds) for group in groups}
+    if len({*seeds.values()}) > 1:
+        yield f"different seeds: {_listed(seeds)}; other seeds can mean other samples"
     yield from _different_clients(groups)
     rounds = {g.name: g.settings["num-rounds"] if g.finished else g.rounds[0] for g in groups}
     lengths = {name: number(int(count), "round") for name, count in rounds.items()}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+import fedapps
 from fedapps.compare import table as printing
 from fedapps.compare.comparison import compared
 from fedapps.compare.groups import grouped
@@ -242,6 +243,18 @@ def test_what_is_scored_on_other_samples_has_no_difference(made, compare, key, v
     compared = compare(*folders)
     assert "difference seed by seed" not in compared.out
     assert f"not the same samples: {key} is {value} (A), {other} (B)\n" in compared.out
+
+
+def test_groups_of_different_seeds_are_named(made, compare):
+    """Each seed draws its own partition, so a better mean can be one over easier clients."""
+    folders = [made(f"a{seed}", f"strategy=fedavg seed={seed}") for seed in (0, 1, 2)]
+    folders += [made("b5", "strategy=fedper seed=5"), made("c5", "strategy=fedrep seed=5")]
+    told = "different seeds: 0-2 (A), 5 (B, C)"
+    alone, among, alike = compare(*folders[:3]), compare(*folders), compare(*folders[3:])
+    assert told in among.out and "different seeds" not in alone.out + alike.out
+    (note,) = fedapps.compare(folders).notes
+    assert note == f"{told}; other seeds can mean other samples"
+    assert f"\n% {note}\n" in fedapps.compare(folders).to_latex()
 
 
 def test_data_and_methods_that_have_changed_are_named(made, compare):
