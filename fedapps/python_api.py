@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from fedapps import serial
 from fedapps.core import config, keywords, log, options
 from fedapps.core.errors import RunError, refused
-from fedapps.core.files import write_npz
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.report import cells, directory
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fedapps.compare.in_python import Comparison
-    from fedapps.device.personalized import ModelMetadata, Personalized
+    from fedapps.device.personalized import Personalized
     from fedapps.engine.finished import FinishedRun
 
     Samples = ArrayLike | torch.Tensor | pd.DataFrame | str | Path
@@ -210,7 +209,7 @@ class Run:
     def _predicted(
         self, client: int | str | None, x: Any
     ) -> "tuple[np.ndarray, np.ndarray | None]":
-        from fedapps.device import personalized
+        from fedapps.device import given, personalized
         from fedapps.training.undisturbed import undisturbed
 
         if (kept := self._kept) is None or kept[0] != client:  # other threads can replace it
@@ -219,24 +218,11 @@ class Run:
         with tempfile.TemporaryDirectory() as folder, undisturbed():
             if isinstance(x, str | Path):
                 return personalized.predict(model, expanded(str(x)))
-            file = _saved(x, Path(folder), model.about)  # all that is checked in a file is checked
+            file = given.save(x, Path(folder), model.about)  # so that a file's checks are made
             try:
                 return personalized.predict(model, file, copy=True)
             except RunError as error:
                 raise RunError(str(error).replace(str(file), "x")) from error
-
-
-def _saved(x: Any, folder: Path, about: "ModelMetadata") -> Path:
-    """Save samples as a file of the form that the model's data have."""
-    import numpy as np
-    import torch
-
-    if about.columns and hasattr(x, "to_csv"):  # a data frame
-        x.to_csv(folder / "x.csv", index=False)
-        return folder / "x.csv"
-    values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
-    write_npz(folder / "x.npz", {"images" if about.inputs.image else "inputs": values})
-    return folder / "x.npz"
 
 
 @_plainly

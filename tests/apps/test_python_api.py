@@ -236,6 +236,24 @@ def test_what_a_run_has_learned_can_be_predicted(run, here, capsys, caplog):
     assert capsys.readouterr().out.startswith("warning: x: images: float pixels from -")
 
 
+def test_masked_values_are_missing_ones(run, here):
+    """NumPy keeps a number behind each of them, which nobody has measured."""
+    inputs = np.random.default_rng(0).normal(size=(96, 4))
+    data = {"inputs": np.where(inputs > 1, np.nan, inputs), "targets": np.arange(96) % 2}
+    np.savez(here / "gaps.npz", **data)
+    found = run(dataset=here / "gaps.npz", missing="mean", partitioner="iid", num_rounds=1)
+    x, hidden = inputs[:9], inputs[:9] > 0
+    expected = found.predict_proba(0, np.where(hidden, np.nan, x))
+    assert not np.array_equal(found.predict_proba(0, x), expected)
+    masked = np.ma.masked_array(x, hidden)
+    for given in (masked, [*masked], masked.astype(np.float32)):
+        np.testing.assert_allclose(found.predict_proba(0, given), expected, rtol=1e-5)
+    whole = np.ma.masked_array(x)
+    assert np.array_equal(found.predict_proba(0, whole), found.predict_proba(0, x))
+    with pytest.raises(fedapps.RunError, match=r"^x: int16 cannot mark masked values"):
+        found.predict(0, masked.astype(np.int16))
+
+
 def test_a_shared_model_with_layers_that_nobody_shares_is_warned_of(run, here, capsys):
     """Once for a model that predicts again and again, and not for a client or a whole model."""
     found, whole = run(strategy="fedper"), run()
