@@ -72,7 +72,7 @@ class Run:
         self.path: Path = expanded(str(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
         """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
-        self._kept: tuple[int | str | None, Personalized] | None = None  # that predicted last
+        self._kept: tuple[int | None, Personalized] | None = None  # that predicted last
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
@@ -193,9 +193,10 @@ class Run:
         """Return the number of a client that is given by it, or by its name in names.csv."""
         if isinstance(client, str):
             return directory.client_of(self.path, client)
-        if not hasattr(client, "__index__"):
-            raise RunError(f"client {client!r}: must be a number or a name in names.csv")
-        return operator.index(client)
+        try:
+            return operator.index(client)
+        except TypeError as error:
+            raise RunError(f"client {client!r}: must be a number or a name in names.csv") from error
 
     @cached_property
     def _opened(self) -> "FinishedRun":
@@ -212,8 +213,9 @@ class Run:
         from fedapps.device import given, personalized
         from fedapps.training.undisturbed import undisturbed
 
-        if (kept := self._kept) is None or kept[0] != client:  # other threads can replace it
-            kept = self._kept = client, self.model(client)
+        number = None if client is None else self._number(client)
+        if (kept := self._kept) is None or kept[0] != number:  # other threads can replace it
+            kept = self._kept = number, self.model(number)
         model = kept[1]
         with tempfile.TemporaryDirectory() as folder, undisturbed():
             if isinstance(x, str | Path):

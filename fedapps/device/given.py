@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz
 
 if TYPE_CHECKING:
@@ -16,23 +16,31 @@ if TYPE_CHECKING:
 def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     """Save samples x [n, ...] as a file of the form that the model's data have; return its path.
 
-    Raises `RunError` for masked values that are no floats.
+    Raises `RunError` for what is no array, and for masked values that are no floats.
     """
     if about.columns and hasattr(x, "to_csv"):  # a data frame
         x.to_csv(folder / "x.csv", index=False)
         return folder / "x.csv"
-    if isinstance(x, torch.Tensor):
-        values = x.detach().cpu().numpy()
-    else:
-        values = _unmasked(np.ma.asarray(x))
+    try:
+        values = _array(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"x: cannot be read as an array: {one_line(str(error))}") from error
     write_npz(folder / "x.npz", {"images" if about.inputs.image else "inputs": values})
     return folder / "x.npz"
 
 
-def _unmasked(values: "np.ma.MaskedArray[Any, Any]") -> np.ndarray:
-    """Return the values of an array, those that are masked as NaN."""
+def _array(x: Any) -> np.ndarray:
+    """Return an array, tensor, or list of either as an array; what is masked is NaN."""
+    if isinstance(x, list | tuple) and any(isinstance(each, torch.Tensor) for each in x):
+        x = torch.stack([*map(torch.as_tensor, x)])
+    if isinstance(x, torch.Tensor):
+        tensor = x.detach().to_dense().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    values = np.ma.asarray(x)
+    if values.dtype == object and not values.ndim:
+        raise TypeError(f"it is a {type(x).__name__}; give an array, a tensor or a list of rows")
     if not np.ma.is_masked(values):
         return values.data
     if values.dtype.kind != "f":
-        raise RunError(f"x: {values.dtype} cannot mark masked values as missing; give floats")
+        raise TypeError(f"{values.dtype} cannot mark masked values as missing; give floats")
     return values.filled(np.nan)

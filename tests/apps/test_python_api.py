@@ -250,7 +250,7 @@ def test_masked_values_are_missing_ones(run, here):
         np.testing.assert_allclose(found.predict_proba(0, given), expected, rtol=1e-5)
     whole = np.ma.masked_array(x)
     assert np.array_equal(found.predict_proba(0, whole), found.predict_proba(0, x))
-    with pytest.raises(fedapps.RunError, match=r"^x: int16 cannot mark masked values"):
+    with pytest.raises(fedapps.RunError, match=r"^x: .* array: int16 cannot mark masked values"):
         found.predict(0, masked.astype(np.int16))
 
 
@@ -268,7 +268,32 @@ def test_a_shared_model_with_layers_that_nobody_shares_is_warned_of(run, here, c
     assert capsys.readouterr().out == told
 
 
-def test_another_thread_that_predicts_changes_nobodys_model(run, here):
+def test_samples_can_be_any_form_of_array_and_nothing_else(run, here):
+    found = run(strategy="fedper")
+    images = torch.from_numpy(np.load(here / "mine.npz")["test_images"]) / 256
+    expected = found.predict_proba(0, images)
+    rows = [row.clone().requires_grad_() for row in images]
+    for given in (images.bfloat16(), images.to_sparse(), rows, tuple(rows), images.tolist()):
+        np.testing.assert_allclose(found.predict_proba(0, given), expected, rtol=1e-5)
+    for given, reason in (
+        ((row for row in images), "it is a generator; give an array, a tensor or a list of rows"),
+        ({"images": images}, "it is a dict; give"),
+        ([[1.0, 2.0], [1.0]], "setting an array element with a sequence."),
+        ([torch.zeros(2), torch.zeros(3)], "stack expects each tensor to be equal size"),
+        (images.to("meta"), "Cannot copy out of meta tensor"),
+    ):
+        with pytest.raises(fedapps.RunError) as caught:
+            found.predict(0, given)
+        text = str(caught.value)
+        assert text.startswith(f"x: cannot be read as an array: {reason}") and "\n" not in text
+    assert np.array_equal(found.predict_proba(np.array(0), images), expected)
+    with pytest.raises(
+        fedapps.RunError, match=r"^client array\(\[1, 2\]\): must be a number or a name"
+    ):
+        found.predict(np.array([1, 2]), images)
+
+
+def test_another_thread_that_predicts_changes_nobodys_model(run, here, monkeypatch):
     """In the worst moment: after the kept model was found to be the right one."""
     found = run(strategy="fedper")
     images = np.load(here / "mine.npz")["test_images"]
@@ -285,7 +310,9 @@ def test_another_thread_that_predicts_changes_nobodys_model(run, here):
             thread.join()
             return int(self) != other
 
-    assert np.array_equal(found.predict_proba(Slow(0), images), expected)
+    real = found._number
+    monkeypatch.setattr(found, "_number", lambda client: Slow(0) if client == "0" else real(client))
+    assert np.array_equal(found.predict_proba("0", images), expected)
     assert not np.array_equal(found.predict_proba(1, images), expected)
 
 
