@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from logging import ERROR
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
 @log.remembering()
 def run(grid: Grid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
-    check_packages()
+    registry.check_packages(registry.STRATEGIES, registry.CLIENTS, "experiments")
     settings = config.read(context.run_config)
     if not settings.resume:
         directory.check_new(expanded(settings.runs_dir, "runs-dir"), settings.run_name)
@@ -228,15 +227,3 @@ def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:
     """Count clients' training samples by class, [clients, classes]; raises `RunError`."""
     shares = [space.population.share(client) for client in clients]
     return data.class_counts(space.dataset.labels, shares)
-
-
-def check_packages() -> None:
-    """Refuse to run with packages from two places (an old checkout in the working directory)."""
-    names = (registry.STRATEGIES, registry.CLIENTS, "experiments")
-    parents = {Path(import_module(name).__path__[0]).parent: name for name in names}
-    mine = Path(__file__).parent.parent
-    for parent, name in parents.items():
-        if parent != mine:
-            raise RunError(
-                f"fedapps comes from {mine} but {name} from {parent}: remove one of them"
-            )

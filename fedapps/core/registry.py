@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,11 +32,27 @@ _loaded: dict[str, tuple[object, bytes]] = {}
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of all methods, sorted."""
+    """Return the names of all methods, sorted; raises `RunError` as `check_packages` does."""
+    check_packages(STRATEGIES, CLIENTS)
     found = (
         module.name for module in pkgutil.iter_modules(importlib.import_module(STRATEGIES).__path__)
     )
     return tuple(sorted(name for name in found if not name.startswith("_")))
+
+
+def check_packages(*packages: str) -> None:
+    """Refuse packages that are not beside `fedapps`, or modules that are found in their place.
+
+    They are an old checkout in the working directory, or files of a user with the same names. No
+    code of them is run.
+    """
+    mine = Path(__file__).parents[2]
+    for name in packages:
+        spec = find_spec(name)
+        places = (spec.submodule_search_locations or [str(spec.origin)]) if spec else ["nowhere"]
+        if (parent := Path(places[0]).parent) != mine:
+            what = f"fedapps comes from {mine} but {name} from {parent}"
+            raise RunError(f"{what}: remove one of them, or rename {Path(places[0]).name}")
 
 
 def strategy_class(name: str) -> Any:

@@ -2,15 +2,16 @@
 
 import os
 import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-import strategies
 from fedapps import client_app, server_app
-from fedapps.core import config
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.serial import main
 from fedapps.wire import nodes
@@ -296,10 +297,21 @@ def test_more_threads_than_the_cores_it_may_use_are_warned_of(
     assert "warning: threads = 2 on 1 cores is slow" in capsys.readouterr().out.splitlines()
 
 
-def test_packages_of_two_places_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(strategies, "__path__", [str(tmp_path / "strategies")])
+@pytest.mark.parametrize("place", ["strategies.py", "clients.py", "strategies/__init__.py"])
+def test_packages_of_two_places_are_refused(monkeypatch, tmp_path, place):
+    """Such as a user's own module beside a script. Its code is not run."""
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("raise KeyError")
+    name, base = Path(place).parts[0].removesuffix(".py"), Path(place).parts[0]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name)
+    registry.names.cache_clear()
+    mine = Path(config.__file__).parents[2]
+    cure = f"remove one of them, or rename {base}"
+    text = f"fedapps comes from {mine} but {name} from {tmp_path}: {cure}"
     with pytest.raises(RunError) as caught:
-        server_app.check_packages()
-    mine = config.Path(config.__file__).parents[2]
-    text = f"fedapps comes from {mine} but strategies from {tmp_path}: remove one of them"
+        config.read(config.parse(['strategy="fedavg"']))
+    assert str(caught.value) == text
+    with pytest.raises(RunError) as caught:
+        server_app.run(None, SimpleNamespace(run_config={}))
     assert str(caught.value) == text
