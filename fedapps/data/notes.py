@@ -22,8 +22,10 @@ def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -
     pixels = (note for array in arrays for note in of_pixels(array))
     unknown = _of_unknown(dataset) if split == "official" else ()
     groups = _of_groups(dataset, split, partitioner)
-    floats = () if task == "regression" else _of_floats(dataset)
-    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *floats, *groups]
+    chosen = task not in ("", "auto")
+    of_rows = [] if chosen else [*_of_one_hot(dataset)]
+    floats = () if of_rows or task == "regression" else _of_floats(dataset)
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *of_rows, *floats, *groups]
 
 
 def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:
@@ -81,6 +83,20 @@ def _of_unknown(dataset: Dataset) -> Iterator[str]:
             f"{dataset.name}: labels {some(called)} occur in the test set only"
             f" (first in its row {row}): nobody learns them"
         )
+
+
+def _of_one_hot(dataset: Dataset) -> Iterator[str]:
+    """Tell of targets [N, k] that look like classes, each as a row with a single 1."""
+    values = dataset.target_values
+    if values.ndim == 2 and values.shape[1] > 1 and len(values):
+        ones = values == 1
+        if (ones.sum(1) == 1).all() and (ones | (values == 0)).all():
+            other = "have them in one column" if dataset.columns else "save targets.argmax(1)"
+            how = "labels" if dataset.targets.is_whole else "numbers"
+            yield (
+                f"{dataset.name}: targets are learned as {how}, but each row has exactly one 1:"
+                f" if these are classes, {other}"
+            )
 
 
 def _of_floats(dataset: Dataset) -> Iterator[str]:

@@ -130,6 +130,24 @@ def test_floats_that_look_like_classes_are_told(targets, line, own):
     assert "".join(told).endswith(line) and len(told) == bool(line)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "learned"), [(int, "labels"), (bool, "labels"), (float, "numbers")]
+)
+def test_classes_as_rows_with_a_single_1_are_told(dtype, learned, own):
+    """Such as a network's own targets; a row with no 1, or with two, makes them labels."""
+    rows = np.eye(3, dtype=dtype)[LABELS]
+    line = (
+        f"targets are learned as {learned}, but each row has exactly one 1: if these are classes,"
+    )
+    (told,) = notes(load(str(own(arrays("table"), rows)), ""), "merged")
+    assert told.endswith(f"{line} save targets.argmax(1)")
+    found = load(str(own(arrays("table"), rows)), "")
+    assert not notes(found, "merged", "", "multilabel" if learned == "labels" else "regression")
+    rows[4] = (1, 0, 1) if dtype is bool else 0
+    told = notes(load(str(own(arrays("table"), rows)), ""), "merged")
+    assert "exactly one" not in "".join(told) and len(told) == (dtype is float)
+
+
 @pytest.mark.parametrize(("model", "takes", "more"), [
     ("cnn", "images", ""),
     ("gru", "series", ", or set window if the rows are steps of a recording"),
