@@ -10,6 +10,15 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 
 ARGUMENTS = ("progress", "keep-going", "plots")  # of `fedapps.run`; they are no keys
+_FILE = "save it to a file first, and give its path"
+# What to do instead of giving an object for a key.
+_CURES = {
+    "dataset": _FILE,
+    "initial-model": _FILE,
+    "model": "write a .py file with a function that makes it, and give its path (docs/models.md)",
+    "strategy": "write the class to strategies/NAME.py and its client's to clients/NAME.py"
+    " (docs/add-a-method.md), and give NAME; or try both classes with fedapps.method.rehearse",
+}
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -36,9 +45,9 @@ def _value(key: str, value: Any) -> Scalar:
         return str(expanded(str(value), key).absolute())
     if isinstance(value, bool | int | float | str | list | tuple | np.generic):
         return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")
-    cure = "leave it out" if value is None else "save it to a file first, and give its path"
-    if key == "model" and value is not None:
-        cure = "write a .py file with a function that makes it, and give its path (docs/models.md)"
+    cure = "leave it out" if value is None else _CURES.get(_key(key), "")
+    kind = "class" if isinstance(value, type) else type(value).__name__
     raise RunError(
-        f"run: {key} is a {type(value).__name__}; must be a number, true, false or a text: {cure}"
+        f"run: {key} is a {kind}; must be a number, true, false or a text"
+        + f": {cure}" * bool(cure)
     )

@@ -332,7 +332,15 @@ def test_errors_are_one_line_without_their_causes(run, here):
             lambda: run(lr=None),
             "run: lr is a NoneType; must be a number, true, false or a text: leave",
         ),
-        (lambda: run(dataset=pd.DataFrame()), "run: dataset is a DataFrame; must be a number, "),
+        (
+            lambda: run(dataset=pd.DataFrame()),
+            "run: dataset is a DataFrame; must be a number, true, false or a text: save it to a",
+        ),
+        (
+            lambda: run(strategy=FedPerClient),
+            "run: strategy is a class; must be a number, true, false or a text: write the class to"
+            " strategies/NAME.py and its client's to clients/NAME.py (docs/add-a-method.md), and",
+        ),
         (
             lambda: run(model=torch.nn.ReLU()),
             "run: model is a ReLU; must be a number, true, false or a text: write a .py file with",
@@ -355,6 +363,8 @@ def test_errors_are_one_line_without_their_causes(run, here):
         assert text.startswith(line) and "\n" not in text, text
         told = "".join(traceback.format_exception(caught.value))
         assert "During handling" not in told and "direct cause" not in told
+    with pytest.raises(fedapps.RunError, match=r"^run: device is a device; .* or a text$"):
+        run(device=torch.device("cpu"))
     (found.path / "rounds.csv").unlink()
     with pytest.raises(fedapps.RunError, match=r"rounds\.csv: cannot be read \(No such file"):
         _ = fedapps.load(found.path).rounds
