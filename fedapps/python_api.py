@@ -6,6 +6,7 @@ imports what takes long when it is called.
 
 import functools
 import operator
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedapps.device.personalized import Personalized
     from fedapps.engine.finished import FinishedRun
 
+    Place = str | os.PathLike[str]
     Samples = ArrayLike | torch.Tensor | pd.DataFrame | str | Path
 
 P = ParamSpec("P")
@@ -67,9 +69,11 @@ class Run:
     """
 
     @_plainly
-    def __init__(self, path: str | Path, trust: str | Path = "") -> None:
+    def __init__(self, path: "Place", trust: str | Path = "") -> None:
         self._trust = str(trust)
-        self.path: Path = expanded(str(path)).absolute()
+        if not isinstance(path, str | os.PathLike):
+            raise RunError(f"load: a {type(path).__name__} is no path; give a run directory")
+        self.path: Path = expanded(os.fspath(path)).absolute()
         self.config: dict[str, Scalar] = config.stored(self.path)
         """The keys as in config.toml, which `fedapps.run(run.config)` repeats."""
         self._kept: tuple[int | None, Personalized] | None = None  # that predicted last
@@ -170,6 +174,10 @@ class Run:
 
         return page.write(self.path)
 
+    def __fspath__(self) -> str:
+        """Return the run directory: a run can be given wherever a path is taken."""
+        return str(self.path)
+
     def __repr__(self) -> str:
         return f"fedapps.load({str(self.path)!r})"
 
@@ -252,6 +260,8 @@ def run(
 
     flat: dict[str, Scalar] = {}
     for given in (*configs, keys):
+        if isinstance(given, Run):
+            raise RunError("run: a run is no config; give run.config to repeat it, or resume=run")
         if isinstance(given, Mapping):
             flat |= keywords.read(given)
         else:
@@ -264,7 +274,7 @@ def run(
     return Run(folder, str(wanted["model"]))
 
 
-def load(path: str | Path, trust: str | Path = "") -> Run:
+def load(path: "Place", trust: str | Path = "") -> Run:
     """Open a run directory, finished or not; raises `RunError` if it is none.
 
     `trust` is the file of its model, if that lies beside the run: its code then runs.
@@ -273,10 +283,8 @@ def load(path: str | Path, trust: str | Path = "") -> Run:
 
 
 @_plainly
-def compare(
-    runs: Run | str | Path | Iterable[Run | str | Path], metric: str = "auto"
-) -> "Comparison":
-    """Compare runs: `Run`s, run directories, folders of them, or tables of evaluations.
+def compare(runs: "Place | Iterable[Place]", metric: str = "auto") -> "Comparison":
+    """Compare `Run`s, run directories, folders of them, or tables of evaluations.
 
         print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
 

@@ -1,5 +1,6 @@
 """A comparison as an object for programs and notebooks: `fedapps.compare` returns it."""
 
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +25,11 @@ def paths_of(given: Any) -> list[Path]:
 
     Raises `RunError` for what is neither.
     """
-    several = isinstance(given, Iterable) and not isinstance(given, str | Path)
-    found = [getattr(each, "path", each) for each in (given if several else [given])]
-    for kind in (type(path).__name__ for path in found if not isinstance(path, str | Path)):
+    several = isinstance(given, Iterable) and not isinstance(given, str | os.PathLike)
+    found = [*given] if several else [given]
+    for kind in (type(path).__name__ for path in found if not isinstance(path, str | os.PathLike)):
         raise RunError(f"compare: type {kind} is no run; give runs or paths, such as [run, other]")
-    return [expanded(str(path)) for path in found]
+    return [expanded(os.fsdecode(path)) for path in found]
 
 
 class Comparison:

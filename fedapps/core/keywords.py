@@ -1,7 +1,7 @@
 """Keys of a run as Python writes them: keywords with `_`, paths, and NumPy's numbers."""
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fedapps.core import options
@@ -41,8 +41,8 @@ def _key(name: str) -> str:
 def _value(key: str, value: Any) -> Scalar:
     import numpy as np
 
-    if isinstance(value, Path):
-        return str(expanded(str(value), key).absolute())
+    if isinstance(value, os.PathLike):  # also a run
+        return str(expanded(os.fsdecode(value), key).absolute())
     if isinstance(value, bool | int | float | str | list | tuple | np.generic):
         return options.scalar(key, value.item() if isinstance(value, np.generic) else value, "run")
     cure = "leave it out" if value is None else _CURES.get(_key(key), "")

@@ -12,6 +12,7 @@ import threading
 import traceback
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from fedapps import serial
 from fedapps.core import log, registry
 from fedapps.report.report import Report
 from tests.support import ROOT, kinds
+from tests.support.made_runs import scored_run
 
 SAME = ("clients.csv", "classes.csv", "events.csv", "samples.csv", "model.safetensors")
 KEYS = {
@@ -314,6 +316,24 @@ def test_another_thread_that_predicts_changes_nobodys_model(run, here, monkeypat
     monkeypatch.setattr(found, "_number", lambda client: Slow(0) if client == "0" else real(client))
     assert np.array_equal(found.predict_proba("0", images), expected)
     assert not np.array_equal(found.predict_proba(1, images), expected)
+
+
+def test_a_run_is_the_path_of_its_directory(here, monkeypatch):
+    first, second = (scored_run(here, name, "seed=1") for name in ("a", "b"))
+    found = fedapps.load(first)
+    assert Path(found) == first and fedapps.load(found).config == found.config
+    assert [*fedapps.compare([found, second]).runs["run"]] == [first, second]
+    wanted = {}
+    monkeypatch.setattr(serial, "run_serial", lambda keys, **_: wanted.update(keys) or first)
+    fedapps.run(resume=found, progress=False)
+    assert wanted["resume"] == str(first) and wanted["seed"] == 1
+    for call, line in (
+        (lambda: fedapps.load(None), "load: a NoneType is no path; give a run directory"),
+        (lambda: fedapps.run(found), "run: a run is no config; give run.config to repeat it, or"),
+    ):
+        with pytest.raises(fedapps.RunError) as caught:
+            call()
+        assert str(caught.value).startswith(line)
 
 
 def test_errors_are_one_line_without_their_causes(run, here):
