@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapps.core.errors import RunError
+
 FLOAT, WHOLE = "float32", "int64"
 LARGEST, RANGE = float(np.finfo(FLOAT).max), "between -3.4e38 and 3.4e38"  # of a float32
 BYTES = 256  # tokens of texts that are read as UTF-8
@@ -51,6 +53,15 @@ class Spec:
         if self.image or self.is_whole:
             return "images" if self.image else "tokens"
         return {1: "tables", 2: "series"}.get(len(self.shape), "values")
+
+    def check_images(self, shape: tuple[int, ...]) -> None:
+        """Raise `RunError` if these are images, and a batch of this `shape` is of no such ones."""
+        if self.image and tuple(shape[1:]) != self.shape:
+            wanted = f"[n, {', '.join(map(str, self.shape))}]"
+            raise RunError(
+                f"inputs of shape {list(shape)}; must be images [n, C, H, W] = {wanted}; samples"
+                " [n, H, W] get an axis by [:, None], and [n, H, W, C] is .permute(0, 3, 1, 2)"
+            )
 
     def __str__(self) -> str:
         kind = "images of [C, H, W] =" if self.image else f"{self.dtype} samples of shape"

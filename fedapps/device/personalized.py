@@ -101,7 +101,8 @@ class Personalized(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs [n, ...]."""
+        """Return the outputs [n, ...]; raises `RunError` for images of another shape."""
+        self.about.inputs.check_images(inputs.shape)
         if not self.about.inputs.is_whole:
             inputs = (inputs - self.mean) / self.std
         outputs: Tensor = self.module(self.about.normalization.filled(inputs))
@@ -152,8 +153,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
 def load(path: Path) -> Personalized:
     """Read a model from its file, or a device's model from its state folder.
 
-    The model is on the CPU and in eval mode. Raises `RunError` if there is none, or if it cannot be
-    read.
+    The model is on the CPU, in eval mode. Raises `RunError` if it is not there or cannot be read.
     """
     given, path = path, path if path.suffix == ".safetensors" else path / FILE
     if not path.is_file():

@@ -218,6 +218,9 @@ def test_predictions_are_those_of_the_saved_weights(run, here):
         tensor = torch.from_numpy(images)[:, None] / 255
         with torch.no_grad():
             np.testing.assert_allclose(found.model(client)(tensor), logits, atol=1e-4)
+        for other in (tensor[:, 0], tensor.permute(0, 2, 3, 1)):  # as samples are
+            with pytest.raises(fedapps.RunError, match=re.escape("= [n, 1, 8, 8]; samples [n, H")):
+                found.model(client)(other)
         as_floats = found.predict_proba(client, images[..., None] / 255)  # float64 [n, H, W, 1]
         np.testing.assert_allclose(as_floats, chances, atol=1e-6)
 
