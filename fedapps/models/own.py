@@ -64,8 +64,10 @@ def _spec(name: str, path: Path, function: str) -> ModelSpec:
     where = f'model = "{name}"'
     loader = importlib.util.spec_from_file_location(f"{FOLDER}.{path.stem}", path)
     if not path.is_file() or loader is None or loader.loader is None:
-        rule = "each process needs this file: copy yours there"
-        raise RunError(f"{where}: {path} is not there; {rule}")
+        cure = "each process needs this file: copy yours there"
+        if path.is_relative_to(APP) and (here := path.relative_to(APP)).is_file():
+            cure += f', or give the whole path {here.absolute()}, in Python Path("{here}")'
+        raise RunError(f"{where}: {path} is not there; {cure}")
     module = sys.modules[loader.name] = importlib.util.module_from_spec(loader)
     try:
         loader.loader.exec_module(module)

@@ -292,6 +292,19 @@ def test_a_path_that_does_not_fit_is_refused(mine, name, line):
         models.build(name, INPUTS, OUTPUTS, seed=0)
 
 
+def test_a_file_in_the_working_directory_is_found_and_its_path_told(tmp_path, monkeypatch):
+    """In a script, a file beside it is meant; a relative path is one in the app."""
+    path = tmp_path / "beside.py"
+    path.write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError) as caught:
+        models.build("beside.py", INPUTS, OUTPUTS, seed=0)
+    assert str(caught.value).endswith(
+        f'copy yours there, or give the whole path {path}, in Python Path("beside.py")'
+    )
+    models.build(str(path), INPUTS, OUTPUTS, seed=0)
+
+
 def test_names_are_looked_for_among_all_models(mine):
     mine()
     with pytest.raises(ValueError, match=r"nearest is 'mine'; one .*/models, or .*-tiny, mine$"):
