@@ -5,6 +5,7 @@ and without messages, checks or files. Any error is raised as it is. What surrou
 out: the hooks of `Conversation`, privacy but for local noise, `server-data`, `server-optimizer`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapps.core import config
+from fedapps.core import config, keywords
+from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.method.figures import GENERAL
 from fedapps.method.flower import BaseClient, BaseStrategy
@@ -87,14 +89,21 @@ class Rehearsal:
 def rehearse(
     strategy_class: type[BaseStrategy],
     client_class: type[BaseClient],
-    run_config: str | Settings = "",
+    run_config: str | Mapping[str, Any] | Settings = "",
 ) -> Rehearsal:
     """Prepare rounds of a method's two classes, on digits or on what `run_config` says.
 
-    The text of `run_config` is written like the value of `--run-config`.
+    The text of `run_config` is written like the value of `--run-config`; a mapping has keys as
+    `fedapps.run` takes them. Raises `RunError` for keys or classes that do not fit.
     """
+    for given, base in ((strategy_class, BaseStrategy), (client_class, BaseClient)):
+        if not (isinstance(given, type) and issubclass(given, base)):
+            what = f"rehearse: {given!r} is no subclass of {base.__name__}"
+            raise RunError(f"{what}; give the strategy's class, then the client's")
     settings = run_config
-    if isinstance(settings, str):
+    if isinstance(settings, Mapping):
+        settings = config.read(config.applied({"device": "cpu"} | keywords.read(settings)))
+    elif isinstance(settings, str):
         settings = config.read(config.parse(['device="cpu"', settings]))
     torch.set_num_threads(settings.threads)
     return Rehearsal(strategy_class(Workspace(settings)), client_class)

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedapps import client_app, models
 from fedapps.core.draws import generator
+from fedapps.core.errors import RunError
 from fedapps.engine.store import EARLIER_RUN
 from fedapps.method import BaseClient, BaseStrategy, Costs, Objective, copied, rehearse, run
 from fedapps.models.blocks import of_images
@@ -50,6 +51,22 @@ def same(one, two):
 @pytest.fixture
 def made():
     return rehearse(Averaged, Gated, KEYS)
+
+
+def test_a_rehearsal_takes_keys_as_a_run_from_python_does(made):
+    keys = {"num_clients": 3, "fraction-train": 1.0, "local_epochs": np.int64(1)}
+    assert rehearse(Averaged, Gated, keys).strategy.settings == made.strategy.settings
+
+
+@pytest.mark.parametrize(("pair", "wrong"), [
+    ((Gated, Averaged), "Gated'> is no subclass of BaseStrategy; give the strategy's class, then"),
+    ((Averaged, Averaged), "Averaged'> is no subclass of BaseClient; give the strategy's class"),
+    (("fedavg", Gated), "'fedavg' is no subclass of BaseStrategy; give the strategy's class"),
+])  # fmt: skip
+def test_what_is_no_pair_of_classes_is_refused(pair, wrong):
+    with pytest.raises(RunError) as caught:
+        rehearse(*pair, KEYS)
+    assert str(caught.value).startswith("rehearse: ") and wrong in str(caught.value)
 
 
 def test_new_weights_are_a_function_of_seed_and_client(made):
