@@ -89,6 +89,11 @@ class Run:
         return self._table("clients.csv", converters={"name": cells.original})
 
     @cached_property
+    def unseen(self) -> "pd.DataFrame":
+        """unseen.csv: as `clients`, a row for each newcomer (`unseen-clients`) after the run."""
+        return self._table(directory.UNSEEN, converters={"name": cells.original})
+
+    @cached_property
     def classes(self) -> "pd.DataFrame":
         """classes.csv: a row for each class in the last evaluation; a `name` is a text."""
         return self._table("classes.csv", converters={"name": cells.original})
@@ -190,12 +195,11 @@ class Run:
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
         from fedapps.report import frames
 
-        folder = self.path
-        is_best = folder.name == directory.BEST and name in directory.APPENDED
-        if is_best and not (folder / name).exists():  # these tables are those of the whole run
-            last, found = self._opened.round, Run(folder.parent)._table(name, **how)
+        is_best = self.path.name == directory.BEST and name in directory.APPENDED
+        if is_best and not (self.path / name).exists():  # these tables are those of the whole run
+            last, found = self._opened.round, Run(self.path.parent)._table(name, **how)
             return found[found["round"] <= last].reset_index(drop=True)
-        return frames.read(folder / name, **how)
+        return frames.read(self.path / name, **how)
 
     def _number(self, client: int | str) -> int:
         """Return the number of a client that is given by it, or by its name in names.csv."""

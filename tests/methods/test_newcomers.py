@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fedapps
 from fedapps.compare import runs
 from fedapps.core import config, registry
 from fedapps.engine.evaluations import plan_of
@@ -80,6 +81,8 @@ def test_the_difference_is_that_of_the_means(
     )
     assert summary["accuracy_personalized"] == pytest.approx(seen)
     assert summary["accuracy_personalized_unseen"] == pytest.approx(unseen)
+    table = fedapps.load(folder).unseen.set_index("client")["accuracy_personalized"]
+    assert [*table.index] == [1, 4, 5] and table.mean() == pytest.approx(unseen)
     assert summary["accuracy_difference_unseen"] == pytest.approx(unseen - seen)
     *_, trained, last = read_rounds(folder)
     assert (trained["phase"], last["phase"]) == ("train", "newcomers")
