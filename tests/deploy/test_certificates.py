@@ -1,6 +1,8 @@
 """What an operator makes first: certificates and the keys of devices."""
 
+import os
 import re
+import shutil
 import stat
 import subprocess
 
@@ -8,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from tests.deploy.helpers import make, script
+from tests.deploy.helpers import DEPLOY, make, script
 
 
 def openssl(*arguments):
@@ -110,6 +112,30 @@ def test_a_device_key_is_never_overwritten(tmp_path, there):
     )
     assert (done.status, done.error) == (1, text)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("folders", [("pki", "keys"), ("new", "new"), ("site/ca", "site/wards")])
+def test_git_ignores_what_is_made_in_the_projects_folder(tmp_path, folders):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    shutil.copy(DEPLOY.parent / ".gitignore", tmp_path)
+    make("certificates.sh", tmp_path / folders[0], "superlink.example")
+    make("device-key.sh", tmp_path / folders[1], "ward-1")
+    listing = ["git", "-C", tmp_path, "status", "--porcelain", "--untracked-files=all"]
+    status = subprocess.run(listing, capture_output=True, text=True, check=True)
+    assert [line for line in status.stdout.splitlines() if line.endswith(".key")] == []
+    assert [*tmp_path.rglob("ca.key"), *tmp_path.rglob("ward-1.key")]
+
+
+def test_the_page_on_devices_makes_them_elsewhere(tmp_path):
+    page = (DEPLOY.parent / "docs" / "devices.md").read_text("utf-8")
+    part = page.partition("## Before the first device")[2]
+    commands = re.search(r"^```sh\n(.*?)^```", part, re.M | re.S)[1]
+    env = os.environ | {"HOME": str(tmp_path)}
+    subprocess.run(["sh", "-ec", commands], cwd=DEPLOY.parent, env=env, check=True)
+    named = re.search(r'root-certificates = "/home/me/(.*)"', part)[1]
+    assert (tmp_path / named).is_file()
+    keys = {str(path.relative_to(tmp_path / "fedapps-site")) for path in tmp_path.rglob("*.key")}
+    assert keys == {"pki/ca.key", "pki/server.key", "keys/ward-1.key"}
 
 
 @pytest.mark.parametrize("name", ["../a", "a b", "-a", ".a", "", "a/b"])
