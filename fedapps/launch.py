@@ -21,9 +21,11 @@ import contextlib
 import re
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedapps.core import log
@@ -32,14 +34,16 @@ from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.inputs import FEDERATION, merged, refusal, simulation, staged
-from fedapps.launcher.outcome import LaunchResult, status_of
+from fedapps.launcher.outcome import NOT_BEGUN, LaunchResult, status_of
 from fedapps.launcher.superlink import PORT, database_of, environment
 
 PATIENCE = 180.0  # seconds to wait for an answer about a run's status
+LONG_START = 60.0  # seconds without a line of the run's process, after which this is explained
 STARTS = 2  # attempts; a second one is quicker, as the system has read the files
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STARTED = re.compile(r"Successfully started run (\d+)")
+_LOG = re.compile(r"Starting logstream")  # the last line before those of the run's process
 _START_FAILED = re.compile(r"Failed to start local SuperLink")
 
 
@@ -132,16 +136,26 @@ def _start(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[
 
 def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[str]]:
     """Run `flwr run` and pass on its lines; return the run id (0: no run) and the lines."""
-    run_id, lines = 0, []
+    run_id, lines, begun = 0, [], contextlib.ExitStack()
     try:
         for line in target.flwr.lines("run", str(app), *target.named, "--stream", *words):
+            begun.close()
             lines.append(_ANSI.sub("", line))
             if not run_id and (match := _STARTED.search(lines[-1])):
                 run_id = int(match[1])
             target.echo(line)
+            if _LOG.search(line):
+                late = threading.Timer(
+                    LONG_START, partial(target.echo, f"run {run_id} {NOT_BEGUN}")
+                )
+                begun.callback(late.cancel)
+                late.daemon = True
+                late.start()
     except KeyboardInterrupt:
         target.echo(target.goes_on(run_id) if run_id else "no run was started")
         raise
+    finally:
+        begun.close()
     return run_id, lines
 
 

@@ -137,7 +137,9 @@ def _named(options: argparse.Namespace) -> Seen:
 
 
 def _runs(runs: list[dict[str, Any]]) -> Iterator[str]:
-    from fedapps.launcher.outcome import reason_of
+    from datetime import UTC, datetime
+
+    from fedapps.launcher.outcome import NOT_BEGUN, reason_of
 
     if not runs:
         yield "no runs yet"
@@ -146,6 +148,9 @@ def _runs(runs: list[dict[str, Any]]) -> Iterator[str]:
         yield f"run {run['run-id']}  {run['status']}  since {since}  {seconds:.0f} s"
         if error := reason_of(run["status-details"]):
             yield f"    {textwrap.shorten(error, 95, placeholder=' ...')}"
+        if run["status"] == "starting":  # and again, if a process has not begun in time
+            waited = datetime.now(UTC) - datetime.fromisoformat(since)
+            yield from [f"    {NOT_BEGUN}"] * (waited.total_seconds() > 60)
 
 
 def _supernodes(nodes: list[dict[str, Any]]) -> Iterator[str]:

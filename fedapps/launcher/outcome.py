@@ -22,6 +22,10 @@ _RESUME = (
     "the run's process gave no sign of life any more (it, or the SuperLink, was killed or"
     " suspended); resume it: fedapps run --resume RUN, or fedapps nightly --resume"
 )
+NOT_BEGUN = (
+    "has not begun for a minute: its process probably takes longer than the 30 s that Flower gives"
+    " it to load, and is started again and again; docs/devices.md#a-run-that-does-not-begin"
+)
 _VAGUE = ("An error was encountered. Ending simulation.", "N/A")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import msgspec
@@ -275,6 +276,25 @@ def test_a_superlink_of_config_toml_shows_its_runs_and_supernodes(site, tmp_path
     assert json.loads(line)["supernodes"] == LISTED["supernode"]["nodes"]
     assert cli.main(["status", "other", "--home", str(tmp_path)]) == 1
     assert "no such SuperLink" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "minutes", "told"), [
+    ("starting", 60, True), ("starting", -60, False), ("running", 60, False),
+])  # fmt: skip
+def test_a_run_that_does_not_begin_is_explained(word, minutes, told, flwr, tmp_path, capsys):
+    """Its server loads Flower for longer than a claim holds, again and again."""
+    since = f"{datetime.now(UTC) - timedelta(minutes=minutes):%Y-%m-%d %H:%M:%SZ}"
+    run = LISTED["ls"]["runs"][0] | {"status": word, "pending-at": since}
+    listed = LISTED | {"ls": {"success": True, "runs": [run]}}
+    flwr(f"import json\nprint(json.dumps({listed!r}[sys.argv[1]]))")
+    (tmp_path / "config.toml").write_text('[superlink.site]\naddress = "a:9093"\n')
+    lines = shown(capsys, "site", "--home", tmp_path)
+    assert lines[1].startswith(f"run 5  {word}  since {since}")
+    (after,) = [line.strip() for line in lines[2:] if "devices.md#" in line] or [""]
+    assert bool(after) == told and all("process" in line for line in lines if "30 s" in line)
+    page = (ROOT / "docs" / "devices.md").read_text("utf-8")
+    assert not told or "\n## A run that does not begin\n" in page
+    assert not told or "devices.md#a-run-that-does-not-begin" in after
 
 
 @pytest.mark.parametrize("known", ["", '[superlink]\ndefault = "nope"\n[superlink.site]\n'])

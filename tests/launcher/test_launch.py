@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -466,6 +467,48 @@ class TestLaunch:
         monkeypatch.setattr(launch, "PATIENCE", -1.0)
         with pytest.raises(RunError, match=r"Run ID not found.*run 7 may still be going on"):
             launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
+
+    def test_a_run_that_does_not_begin_is_explained_while_it_is_waited_for(
+        self, flwr, tmp_path, monkeypatch
+    ):
+        """The line comes before the run's first one, which waits for it here."""
+        monkeypatch.setattr(launch, "LONG_START", 0.0)
+        told = tmp_path / "told"
+        flwr(f"""
+            from pathlib import Path
+            if "ls" in sys.argv:
+                print({LISTED!r})
+            else:
+                print("Successfully started run 7\\nStarting logstream for run_id `7`")
+                for _ in range(600):
+                    if Path({str(told)!r}).exists():
+                        break
+                    time.sleep(0.1)
+                print("INFO: Start `flwr-serverapp` process")
+        """)
+        echoed: list[str] = []
+
+        def echo(line):
+            echoed.append(line)
+            if "docs/devices.md#a-run-that-does-not-begin" in line:
+                told.touch()
+
+        launch.launch(EMPTY_APP, home=tmp_path, echo=echo)
+        assert [line.partition(" has not begun")[0] for line in echoed] == [
+            "Successfully started run 7", "Starting logstream for run_id `7`", "run 7",
+            "INFO: Start `flwr-serverapp` process",
+        ]  # fmt: skip
+
+    def test_a_run_that_begins_is_not_explained(self, flwr, tmp_path, monkeypatch):
+        seen: list[object] = []
+        timer = SimpleNamespace(start=lambda: seen.append("start"),
+                                cancel=lambda: seen.append("cancel"))  # fmt: skip
+        monkeypatch.setattr(launch.threading, "Timer", lambda after, _: seen.append(after) or timer)
+        flwr(f"print({LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r})")
+        launch.launch(EMPTY_APP, home=tmp_path, echo=seen.append)
+        first = next(line for line in FAILED_LOG.splitlines() if line.startswith("empty-app"))
+        assert seen[seen.index("start") - 1] == launch.LONG_START
+        assert seen.index("start") < seen.index("cancel") < seen.index(first)
 
     def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):
         flwr("print('Successfully started run 7')")
