@@ -184,7 +184,7 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     usual = config.defaults()
     flat = usual | about.config | {key: usual[key] for key in PLACES}
     flat |= {"device": "cpu", "dataset": DEVICE, "evaluate-rounds": ""}  # which can be a long list
-    flat["model"] = models.own.in_app(str(flat["model"]))
+    flat["model"] = models.of_file(str(flat["model"]))
     if flat["num-classes"] != max(1, len(about.names)):
         raise RuntimeError(f"num-classes = {flat['num-classes']}, but {len(about.names)} names")
     settings, outputs = config.read(flat), about.task.outputs(about.targets)

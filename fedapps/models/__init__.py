@@ -16,6 +16,6 @@ of one's own needs a file in the folder `models/` beside `fedapps/` (`fedapps.mo
 
 from fedapps.models.blocks import ModelSpec, Shape
 from fedapps.models.grouping import declare_part
-from fedapps.models.zoo import MODELS, build, size, spec_of
+from fedapps.models.zoo import MODELS, build, of_file, size, spec_of
 
-__all__ = ["MODELS", "ModelSpec", "Shape", "build", "declare_part", "size", "spec_of"]
+__all__ = ["MODELS", "ModelSpec", "Shape", "build", "declare_part", "of_file", "size", "spec_of"]

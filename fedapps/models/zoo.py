@@ -72,6 +72,21 @@ def spec_of(name: str) -> ModelSpec:
     return model
 
 
+def of_file(name: str) -> str:
+    """Return the name of a model file's model, as that of a model that is here (`own.in_app`).
+
+    Raises `ValueError` if none is called so.
+    """
+    name = own.in_app(name)
+    if name not in MODELS and own.file_of(name) is None:
+        raise ValueError(
+            f"unknown model {name!r}: if it is your own, put {name}.py into {own.FOLDER}/ of this"
+            " project's folder here, and install it again"
+            " (docs/devices.md#use-the-personalized-model)"
+        )
+    return name
+
+
 def _checked(name: str, inputs: Spec | Shape, outputs: Spec | int) -> tuple[ModelSpec, Spec, Spec]:
     model = spec_of(name)
     if not isinstance(inputs, Spec):
