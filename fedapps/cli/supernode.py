@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-NODE_CONFIG = "--node-config"
 HELP = """\
 usage: fedapps supernode OPTIONS   (the options of flower-supernode)
 
@@ -33,27 +32,14 @@ examples:
 def hand_on(words: Sequence[str]) -> int:
     """Run a SuperNode with these options; it ends its process itself.
 
-    Texts of a node-config may be without quotes, which Flower asks for. Raises `RunError` if the
-    node-config of a device lacks a key, has one that nobody knows, or a value that cannot be.
+    Raises `RunError` if the node-config of a device lacks a key, has one that nobody knows, or a
+    value that cannot be.
     """
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
         return 0
     from fedapps.device.supernode import main
 
-    sys.argv = ["flower-supernode", *_with_quotes(words)]
+    sys.argv = ["flower-supernode", *words]
     main()
     return 0
-
-
-def _with_quotes(words: Sequence[str]) -> list[str]:
-    from fedapps.core.options import quoted
-
-    found = []
-    for before, word in zip(["", *words], words, strict=False):
-        name, _, text = word.partition("=")
-        if before == NODE_CONFIG:
-            found.append(quoted(word))
-        else:
-            found.append(f"{name}={quoted(text)}" if name == NODE_CONFIG and text else word)
-    return found

@@ -21,7 +21,7 @@ from fedapps.core import flower
 from fedapps.core.certificates import value_of
 from fedapps.core.errors import RunError, named
 from fedapps.core.flower import ChangedError, Known, Overlay, leave_as_it_is
-from fedapps.core.options import parse_option
+from fedapps.core.options import parse_option, quoted
 from fedapps.core.prometheus import serving
 from fedapps.device import exporter
 from fedapps.device.answering import LOOP, answer_here
@@ -59,6 +59,18 @@ def answer_sooner() -> Refusals:
     return refusals
 
 
+def with_quotes(words: list[str]) -> list[str]:
+    """Return a command line with quotes around the texts of a node-config, as Flower needs them."""
+    found = []
+    for before, word in zip(["", *words], words, strict=False):
+        name, _, text = word.partition("=")
+        if before == NODE_CONFIG:
+            found.append(quoted(word))
+        else:
+            found.append(f"{name}={quoted(text)}" if name == NODE_CONFIG and text else word)
+    return found
+
+
 def check(words: list[str]) -> None:
     """Check the node-config in a command line, before a run meets a mistake; raises `RunError`."""
     if node := NodeConfig.of(parse_option(value_of(words, NODE_CONFIG), NODE_CONFIG)):
@@ -83,6 +95,7 @@ def leave(cause: str) -> NoReturn:
 
 def main() -> None:
     """Run a SuperNode; never returns. Raises `RunError` if its options cannot be right."""
+    sys.argv = with_quotes(sys.argv)
     check(sys.argv)
     os.umask(0o077)  # files that it and its processes write are for this user only
     os.environ["PATH"] = flower.search_path()

@@ -10,6 +10,7 @@ from deploy import deployment
 from deploy.deployment import Deployment
 from fedapps.cli import supernode
 from fedapps.core.errors import RunError
+from fedapps.device.supernode import main as device_main
 
 
 @pytest.fixture
@@ -82,11 +83,14 @@ def test_a_node_config_without_quotes_reaches_flower_as_it_is_read_here(tmp_path
     assert parse_config_args([command[command.index("--node-config") + 1]]) == READ
 
 
+@pytest.mark.parametrize("module", [False, True])
 @pytest.mark.parametrize("words", [["--node-config", BARE], [f"--node-config={BARE}"]])
-def test_fedapps_supernode_takes_it_too(words, monkeypatch):
-    monkeypatch.setattr("fedapps.device.supernode.main", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["fedapps"])
-    supernode.hand_on(["--insecure", *words, "--superlink", "127.0.0.1:1"])
+def test_fedapps_supernode_and_its_module_take_it_too(words, module, monkeypatch):
+    monkeypatch.setattr("fedapps.device.supernode.check", lambda words: sys.exit("checked"))
+    words = ["--insecure", *words, "--superlink", "127.0.0.1:1"]
+    monkeypatch.setattr(sys, "argv", ["flower-supernode", *words] if module else ["fedapps"])
+    with pytest.raises(SystemExit, match="checked"):
+        device_main() if module else supernode.hand_on(words)
     told = " ".join(sys.argv)
     assert sys.argv[:2] == ["flower-supernode", "--insecure"] and told.endswith("127.0.0.1:1")
     config = told.partition("--node-config")[2].partition(" --superlink")[0]
