@@ -37,8 +37,6 @@ READY = 300.0  # seconds for a process to be there; on a busy machine a start ta
 PORTS = range(12_000, 32_000)
 QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # Flower's is 1 s; 0.05 s takes 7 % of a core
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
     "NO_PROXY": "127.0.0.1",
 }
 

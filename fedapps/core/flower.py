@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flwr.superlink.grid.http_grid import HttpGrid as HttpGrid
 
 CLOCK_AHEAD, CLOCK_BEHIND = 5, 305  # seconds; Flower refuses a device whose clock is off by more
+SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 TESTED = "1.41"  # the version in requirements.lock, which is known to work
 _MODULES = {
     "flwr.cli.constant": ("LOCAL_SUPERLINK_HTTP_API_PORT",),
@@ -107,9 +108,14 @@ def bin_dir() -> Path:
     return Path(sys.executable).parent
 
 
-def search_path() -> str:
-    """Return PATH with this interpreter's programs first: Flower starts its own by their names."""
-    return os.pathsep.join([str(bin_dir()), os.environ.get("PATH", "")])
+def environment() -> dict[str, str]:
+    """Return the environment for Flower's programs, for a process before it loads Flower.
+
+    In PATH, this interpreter's programs come first: Flower starts its own by their names. Flower
+    reports nothing to its makers (`SILENT`), if the user has not said whether it may.
+    """
+    path = os.pathsep.join([str(bin_dir()), os.environ.get("PATH", "")])
+    return SILENT | dict(os.environ) | {"PATH": path}
 
 
 def command(name: str) -> Callable[[], None]:

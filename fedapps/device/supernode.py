@@ -98,7 +98,7 @@ def main() -> None:
     sys.argv = with_quotes(sys.argv)
     check(sys.argv)
     os.umask(0o077)  # files that it and its processes write are for this user only
-    os.environ["PATH"] = flower.search_path()
+    os.environ.update(flower.environment())
     serve_figures()
     shorten_backoff()
     run = flower.command("flower-supernode")

@@ -18,9 +18,10 @@ from urllib.request import getproxies_environment
 
 import psutil
 
+from fedapps.core import flower
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import writing
-from fedapps.core.flower import bin_dir, search_path
+from fedapps.core.flower import bin_dir
 from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
@@ -137,14 +138,13 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     """
     if own:
         _check_database(home)
-    env = dict(os.environ, PYTHONUNBUFFERED="1")
+    env = dict(flower.environment(), PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
     env.setdefault("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1")
     # Otherwise, the user has chosen a login or runs a Ray of their own.
     if "RAY_AUTH_MODE" not in env and env.get("RAY_ADDRESS", "local") == "local":
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    env["PATH"] = search_path()
     if getproxies_environment():  # else, macOS has its own proxy, which `no_proxy` would replace
         env |= {name: _direct(env.get(name) or env.get(other, "")) for name, other in NO_PROXY}
     if home is not None:

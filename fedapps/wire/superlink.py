@@ -275,7 +275,7 @@ def look_up_at_once() -> None:
 
 def main() -> None:
     """Run a SuperLink until it is told to end."""
-    os.environ["PATH"] = flower.search_path()
+    os.environ.update(flower.environment())
     answer_sooner()
     look_up_at_once()
     flower.command("flower-superlink")()

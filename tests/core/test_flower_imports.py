@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedapps.core import flower
+from fedapps.device import supernode as device
 from fedapps.device import warm
+from fedapps.launcher import superlink as launcher
+from fedapps.wire import superlink as server
 from tests.support import ROOT
 
 PUBLIC = {
@@ -34,6 +37,32 @@ def imported(path):
             if node.module == "flwr":  # modules, or nothing that is public
                 found |= {f"flwr.{alias.name}" for alias in node.names}
     return {name for name in found if name.partition(".")[0] == "flwr"}
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"FLWR_TELEMETRY_ENABLED": "1", "FLWR_DISABLE_UPDATE_CHECK": ""},
+])  # fmt: skip
+@pytest.mark.parametrize("program", ["supernode", "superlink", "run"])
+def test_flower_reports_nothing_unless_it_is_told_to(program, given, monkeypatch, tmp_path):
+    """Before it is loaded, because it reads the first of the two variables only then."""
+    for name in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "PATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # the processes of other tests have it
+    for name in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"):
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["flower-supernode"])
+    monkeypatch.setattr(device, "shorten_backoff", lambda: sys.exit("Flower is loaded"))
+    monkeypatch.setattr(server, "answer_sooner", lambda: sys.exit("Flower is loaded"))
+    if program == "run":
+        env = launcher.environment(tmp_path)
+    else:
+        with pytest.raises(SystemExit, match="Flower is loaded"):
+            (device if program == "supernode" else server).main()
+        env = os.environ
+    wanted = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"} | given
+    assert {name: env[name] for name in wanted} == wanted
 
 
 def test_only_one_module_imports_what_flower_does_not_promise():
