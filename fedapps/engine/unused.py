@@ -93,6 +93,8 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
     if own or s.dataset == DEVICE:
         if not s.window:
             yield "window-step", "with window = 0"
+            if s.dataset == DEVICE:  # it is one client
+                yield "client-column", f'with dataset = "{DEVICE}" and window = 0'
     else:
         yield from ((key, f'with dataset = "{s.dataset}"') for key in OF_FILES)
     if (data.columns or s.dataset == DEVICE) and Form.of(s).goes_on:

@@ -168,6 +168,11 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
         ("batch", []), ("local", ['bn-stats = "local" has no effect with bn-local = true']),
     )),
     ('dataset="device" input-shape="1,8,8" num-classes=10 test-fraction=0.3', []),
+    *((f'dataset="device" columns="x,y" client-column="who" {more}', lines) for more, lines in (
+        ('input-shape="2" model="mlp"',
+         ['client-column = "who" has no effect with dataset = "device" and window = 0']),
+        ('input-shape="5,2" model="gru" window=5', []),
+      )),
     (f'dataset="device" {WRITES}', []),
     (
         f'dataset="device" {WRITES} target-column="y"',
