@@ -97,6 +97,8 @@ def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
                 yield "client-column", f'with dataset = "{DEVICE}" and window = 0'
     else:
         yield from ((key, f'with dataset = "{s.dataset}"') for key in OF_FILES)
+    if s.dataset == DEVICE and s.text_length and s.shape != (s.text_length,):
+        yield "input-shape", f"with text-length = {s.text_length}, which says it"
     if (data.columns or s.dataset == DEVICE) and Form.of(s).goes_on:
         yield "target-column", 'with task = "tokens" and text-length: the target is the next token'
     if not own or data.columns:  # a table has a use for all of them

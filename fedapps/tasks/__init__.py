@@ -60,10 +60,13 @@ def task_for(name: str, inputs: Spec, targets: Spec, data: str, names: Sequence[
 def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
     """Return what the inputs and targets of devices are; `auto` is a classification there.
 
-    Raises `RunError` for a shape that cannot be.
+    Raises `RunError` for a shape that cannot be, and for texts in several columns.
     """
     task = TASKS.get(settings.task, CLASSIFICATION)
     if settings.text_length:
+        if "," in settings.columns:
+            rule = f"text-length = {settings.text_length} reads one column of texts"
+            raise RunError(f'columns = "{settings.columns}": {rule}; name this one alone')
         inputs = Spec((settings.text_length,), WHOLE, BYTES)
         next_token = settings.task == "tokens"
         return inputs, inputs if next_token else task.declared((1,), settings.num_classes)[1]

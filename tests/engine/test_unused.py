@@ -173,6 +173,9 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
          ['client-column = "who" has no effect with dataset = "device" and window = 0']),
         ('input-shape="5,2" model="gru" window=5', []),
       )),
+    *((f'dataset="device" {WRITES} input-shape="{shape}"', lines) for shape, lines in (
+        ("2", []), ("4", ['input-shape = "4" has no effect with text-length = 2, which says it']),
+      )),
     (f'dataset="device" {WRITES}', []),
     (
         f'dataset="device" {WRITES} target-column="y"',

@@ -211,6 +211,14 @@ def test_devices_know_the_tokens_without_a_list(task):
     assert targets == (inputs if task == "tokens" else Spec((), WHOLE, 3))
 
 
+def test_several_columns_of_texts_are_refused_before_a_device_reads_them():
+    keys = 'dataset="device" columns="text,mood" text-length=6 num-classes=3'
+    with pytest.raises(RunError) as error:
+        specs_of_devices(config.read(config.parse([keys])))
+    rule = "text-length = 6 reads one column of texts; name this one alone"
+    assert str(error.value) == f'columns = "text,mood": {rule}'
+
+
 def test_a_run_on_texts_predicts_texts(tmp_path, monkeypatch, no_plots):
     """In a simulation; a table to predict has no target."""
     texts = [f"{word} {number}" for number in range(40) for word in ("lovely", "awful", "?")]
