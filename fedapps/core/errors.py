@@ -30,7 +30,8 @@ class MisfitError(RunError):
 
     def __init__(self, message: str, told: str = "") -> None:
         super().__init__(message)
-        self.told = told or "its data cannot be used; why is in the device's own log"
+        where = "in the output of its SuperNode (journalctl, docker logs)"  # no log.txt has it
+        self.told = told or f"its data cannot be used; why is {where}"
 
 
 class DivergedError(FloatingPointError):

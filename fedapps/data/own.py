@@ -41,7 +41,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     found = replace(open_own(path, form), groups=None)
     if found.columns and not form.columns:
         rule = "which columns are the inputs must be the same on all devices; set columns"
-        hint = f"{rule}: the device's own log proposes some"
+        hint = f"{rule}: its SuperNode's output proposes some"
         raise MisfitError(f'{path}: {rule}="{found.columns}"', hint)
     if replace(found.inputs, choices=inputs.choices) != inputs:
         raise _misfit(path, f"{found.inputs}; the run has {inputs} (input-shape)")

@@ -47,7 +47,7 @@ BAD_NODES = {
 }
 
 # What the server hears, where the reason says something of single samples.
-UNKNOWN = "its data cannot be used; why is in the device's own log"
+UNKNOWN = "its data cannot be used; why is in the output of its SuperNode (journalctl, docker logs)"
 TOLD = dict.fromkeys(("folder", "picture", "file"), UNKNOWN) | {
     "label": "it has other labels; the run has 0..2 (num-classes)"
 }

@@ -57,7 +57,7 @@ def test_a_csv_on_a_device_is_the_same_as_an_npz(nodes, flat_config, no_plots, r
 
 def test_devices_need_the_same_columns(nodes, flat_config, no_plots, capsys):
     """The values of a column are proposed on the device alone."""
-    with pytest.raises(RunError, match=r"columns: the device's own log proposes some") as caught:
+    with pytest.raises(RunError, match=r"columns: its SuperNode's output proposes some") as caught:
         run_serial(flat_config(RUN, 'target-column="ill"'), node_configs=nodes("csv"))
     assert "sex" not in str(caught.value)
     assert 'set columns="sex=f|m,age"' in capsys.readouterr().out
