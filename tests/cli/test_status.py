@@ -18,6 +18,7 @@ from fedapps.report.summary import TOTALS
 from fedapps.wire import contacts
 from fedapps.wire.contacts import Contact, Contacts
 from fedapps.wire.health import DAY, Health, differences, problems
+from fedapps.wire.nodes import BUSY
 from tests.support import ROOT
 from tests.support.made_runs import add_round, begin_run, finished_run, shown
 from tests.support.reports import made_means
@@ -97,6 +98,18 @@ def test_what_is_said_of_many_devices_is_one_line(going, capsys):
         "version: clients 4-29: its torch is another: update it",
         "clock: client 5: its clock is slow",
     ]
+
+
+def test_a_device_that_is_busy_is_listed_once(going, capsys):
+    """It is left out, but it is there; of those that are gone, nothing else says it."""
+    known = msgspec.json.decode((going / contacts.FILE).read_bytes(), type=Contacts)
+    known.devices[9].there = False
+    known.left_out = [f"SuperNode {known.devices[9].node}, client 9: {BUSY}"]
+    write_whole(going / contacts.FILE, msgspec.json.encode(known))
+    lines = shown(capsys, going)
+    gone = [line for line in lines if line.startswith("not there: ")]
+    assert gone == ["not there: clients 7, 12, last contact 2 days ago"]
+    assert sum("client 9: it has not answered in time" in line for line in lines) == 1
 
 
 def test_a_run_directory_is_found_without_a_look_at_its_clients(going, monkeypatch):
