@@ -48,7 +48,9 @@ TEMPLATE = (
 {% for row in rows %}
 <tr>
 {% for cell in row %}
-<td{% if cell in colors %} class="{{ colors[cell] }}"{% endif %}>{{ cell }}</td>
+{% set noted = loop.last and heads[-1] == 'note' %}
+<td{% if cell in colors %} class="{{ colors[cell] }}"{% endif %}>
+{{- cell|inline if noted else cell }}</td>
 {% endfor %}
 </tr>
 {% endfor %}

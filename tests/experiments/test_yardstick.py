@@ -40,6 +40,7 @@ def make_table(base):
             name,
             'strategy="fedavg"' if name != "local" else 'strategy="local"',
             published=70.0,
+            note="no `server`" if name == "local" else "",
             search={"lr": [0.1, 0.2], "momentum": [0.0, 0.5]} if name == "better" else {},
         )
         for name in NAMES
@@ -540,7 +541,7 @@ def test_the_same_difference_with_all_seeds_is_no_test(value):
     assert judgement.verdict == "inconclusive" and not judgement.clear
 
 
-def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
+def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path, monkeypatch):
     table, store, _ = toy
     path = tmp_path / "results.html"
     html_page.write(store, path)
@@ -558,6 +559,9 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path):
     part = sections.section(store, plain)
     assert part.heads[3:6] == ["ours", "published", "difference"]
     assert any("published 70.00" in title for title in titles_of(part.figures))
+    monkeypatch.setattr(html_page, "tables", lambda: {plain.name: plain})
+    html_page.write(store, path)
+    assert "<td>no <code>server</code></td>" in path.read_text(), "a note"
     untouched = sections.section(Store(tmp_path / "none"), plain)
     assert untouched.rows == [] and untouched.state.startswith("0 of 4 rows have run")
 
