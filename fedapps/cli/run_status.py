@@ -65,12 +65,7 @@ def _attention(status: "RunStatus") -> Iterator[str]:
         since = min(device.asked for device in late)
         clients = spans((device.client for device in late), ", ")
         yield from _lines(f"waits for: clients {clients}, asked {ago(status.now - since)}")
-    out = {reason.partition(",")[0] for reason in status.devices.left_out}  # named below
-    gone = [
-        device
-        for device in status.devices.devices
-        if not (device.there or f"SuperNode {device.node}" in out)
-    ]
+    gone = [one for one in status.devices.devices if not (one.there or one.left_out)]
     gone.sort(key=lambda device: device.seen)
     for last, those in _grouped((ago(status.now - one.seen), one.client) for one in gone):
         yield from _lines(f"not there: {_clients(those)}, last contact {last}")

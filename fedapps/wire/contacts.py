@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,14 +24,16 @@ Event = Callable[[int | str, str, str], None]  # of a client or "server": kind a
 class Contact(msgspec.Struct, kw_only=True):
     """A device. Times are the server's, in seconds since 1970; 0: never.
 
-    It is `there` if it was connected when the server looked last, at the latest before the last
-    round. `answered` is when an answer of it came last; `seen` also counts that it was connected.
-    `asked` is since when the server waits for an answer; 0: it does not.
+    It is `there` if it took part when the server looked last, at the latest before the last round,
+    and `left_out` if it was connected then, but could not. `answered` is when an answer of it came
+    last; `seen` also counts that it was connected. `asked` is since when the server waits for an
+    answer; 0: it does not.
     """
 
     client: int
     node: str = ""
     there: bool = False
+    left_out: bool = False
     seen: float = 0.0
     answered: float = 0.0
     asked: float = 0.0
@@ -123,18 +125,22 @@ class Lookout:
             contact.answered, contact.seen, contact.there, contact.asked = now, now, True, 0.0
             self._write(now)
 
-    def look(self, fleet: Fleet, left_out: Iterable[str]) -> None:
-        """Note which devices are there, and record the events of those that have answered."""
+    def look(self, fleet: Fleet, left_out: Mapping[int, str]) -> None:
+        """Note which devices are there, and record the events of those that have answered.
+
+        `left_out` are the SuperNodes that are connected, but do not fit now, with the reasons.
+        """
         if self.folder is None:
             return
         now, before = time.time(), (self._clients, self._left_out)
         self._clients = {bound.node: client for client, bound in fleet.bound.items()}
-        self._left_out = sorted(left_out)
+        self._left_out, out = sorted(left_out.values()), {*map(str, left_out)}
         told = {node: self._told.pop(node) for node in self._clients.keys() & self._told.keys()}
         changed = bool(told) or before != (self._clients, self._left_out)
         server = self._server(now) if changed else None
         for contact in self._contacts.values():
             contact.there, contact.asked = contact.client in fleet.bound, 0.0
+            contact.left_out = not contact.there and contact.node in out
         for node, client in self._clients.items():
             contact = self._contacts.setdefault(client, Contact(client=client))
             contact.node, contact.there, contact.seen = str(node), True, now

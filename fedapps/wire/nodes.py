@@ -117,7 +117,7 @@ class NodeRegistry:
                 next_recheck = time.monotonic() + HELLO_WAIT
             self._read(self._greet())
             fleet = self._fleet()
-            self.lookout.look(fleet, self._rejected.values())
+            self.lookout.look(fleet, self._rejected)
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]

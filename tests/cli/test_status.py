@@ -103,7 +103,7 @@ def test_what_is_said_of_many_devices_is_one_line(going, capsys):
 def test_a_device_that_is_busy_is_listed_once(going, capsys):
     """It is left out, but it is there; of those that are gone, nothing else says it."""
     known = msgspec.json.decode((going / contacts.FILE).read_bytes(), type=Contacts)
-    known.devices[9].there = False
+    known.devices[9].there, known.devices[9].left_out = False, True
     known.left_out = [f"SuperNode {known.devices[9].node}, client 9: {BUSY}"]
     write_whole(going / contacts.FILE, msgspec.json.encode(known))
     lines = shown(capsys, going)

@@ -113,12 +113,12 @@ class Server:
     def again(self):
         self.lookout = Lookout(self.folder, lambda *event: self.events.append(event))
 
-    def look(self, *clients, left_out=(), **healths):
+    def look(self, *clients, left_out=None, **healths):
         """Look with these clients at nodes 10 + client; `healths` are answers, such as c3=..."""
         for name, found in healths.items():
             self.lookout.greeted(10 + int(name[1:]), found, 0.5)
         bound = {client: Bound(10 + client, {}) for client in clients}
-        self.lookout.look(Fleet([10 + c for c in clients], bound=bound), left_out)
+        self.lookout.look(Fleet([10 + c for c in clients], bound=bound), left_out or {})
         return {one.client: one for one in self.known.devices}
 
     @property
@@ -134,7 +134,7 @@ def server(tmp_path, monkeypatch):
 def test_a_device_that_is_gone_keeps_its_last_contact(server):
     server.look(0, 3, c0=about(), c3=about(NOW - 0.25))
     server.now += 3600
-    found = server.look(0, left_out=["SuperNode 9: no"])
+    found = server.look(0, left_out={9: "SuperNode 9: no"})
     assert (found[0].there, found[0].seen, found[0].answered) == (True, NOW + 3600, NOW)
     assert (found[3].there, found[3].seen, found[3].node) == (False, NOW, "13")
     assert (found[3].ahead, found[3].within) == (0.0, 0.25)
@@ -149,15 +149,17 @@ def test_a_device_that_is_gone_keeps_its_last_contact(server):
 def test_an_answer_of_a_device_that_is_left_out_is_a_contact(server):
     server.look(0, c0=about())
     server.now += 3600
-    found = server.look(left_out=["SuperNode 10, client 0: no"], c0=about(server.now))
+    found = server.look(left_out={10: "SuperNode 10, client 0: no"}, c0=about(server.now))
     assert (found[0].there, found[0].seen, found[0].answered) == (False, server.now, server.now)
+    assert found[0].left_out and not server.look()[0].left_out, "it has gone"
+    assert not server.look(0, left_out={11: "SuperNode 11: no"})[0].left_out
 
 
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):
     server.look(0, c0=about())
     server.lookout.greeted(77, about(torch="2.0"), 0.5)  # left out: client 0 is there
     assert server.look(0)[0].health == about()
-    server.lookout.look(Fleet([77], bound={0: Bound(77, {})}), [])
+    server.lookout.look(Fleet([77], bound={0: Bound(77, {})}), {})
     (found,) = server.known.devices
     assert (found.node, found.health.torch) == ("77", "2.0")
 
@@ -234,14 +236,14 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lookout = Lookout()
     lookout.greeted(1, about(), 0.1)
-    lookout.look(Fleet([1], bound={0: Bound(1, {})}), [])
+    lookout.look(Fleet([1], bound={0: Bound(1, {})}), {})
     lookout.heard(said(1)({1: pack_greeting(1)}))
     assert [*tmp_path.iterdir()] == [] and read(tmp_path) is None
 
 
 def test_a_full_disk_costs_the_file_only(server):
     server.lookout.folder = server.folder / "gone"
-    server.lookout.look(Fleet([10], bound={0: Bound(10, {})}), [])
+    server.lookout.look(Fleet([10], bound={0: Bound(10, {})}), {})
 
 
 def test_a_broken_file_is_as_good_as_none(server):
