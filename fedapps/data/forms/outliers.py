@@ -2,6 +2,7 @@
 
 One broken row does this to everybody, since mean and deviation are those of all clients; and so
 does a client whose values are in another unit. Heavy tails do not: there is no gap before them.
+Nor does -999 for what is missing beside numbers from 0 to 100, but it is no number either.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ MOST = 0.1  # of the others that differ from the median; if more are far, they a
 TAIL = 10  # times as large as the way from the usual to the farthest other must such a step be
 HARM = 10  # times as large as the others' differences is the deviation: these are nearly equal
 LEAST = 10  # values that a client needs to have a range, which is that of the middle 90 %
+OFTEN = 3  # times among `SAMPLE` rows is a value there that may be a mark for what is missing
+APART = 1  # times the range of all others is a value from them that is no number, but a mark
 CLIENTS = 3  # are needed to say which of them is the odd one
 _EQUAL = "which then count as nearly equal"
 
@@ -31,7 +34,7 @@ def told(
     owners: Callable[[], np.ndarray] | None = None,
     beginning: bool = False,
 ) -> list[str]:
-    """Return at most two lines about columns [N, columns] with these names.
+    """Return at most three lines about columns [N, columns] with these names.
 
     `where` says where a row is. `owners` returns the clients [N], if they are known. With
     `beginning`, there are more rows than these.
@@ -44,7 +47,7 @@ def told(
         assert owners
         return np.unique(owners().astype(str), return_inverse=True)
 
-    slips, units = dict[int, tuple[float, str]](), dict[int, tuple[float, str]]()
+    slips, units, marks = (dict[int, tuple[float, str]]() for _ in range(3))
     with np.errstate(over="ignore", invalid="ignore"):  # numbers too large are refused elsewhere
         for place in _suspicious(rows):
             column = rows[:, place].astype(np.float64)
@@ -55,7 +58,14 @@ def told(
                 slips[place] = bad, f"{at}: {share}, {_slip(text, len(far), targets)}"
             elif owners and (unit := _wide(column, *clients())):
                 units[place] = unit[0], f"{names[place]}: {unit[1]}"
-    return [line for found in (slips, units) if found for line in [_worst(found, names)]]
+        for place, value in _repeated(rows):
+            column = rows[:, place].astype(np.float64)
+            if place not in slips and (gap := _apart(column, value)):
+                at = f"{where(int(np.argmax(column == value)))}: {names[place]}"
+                share = f"{(column == value).sum()} of {'the first ' * beginning}"
+                text = f"{share}{np.isfinite(column).sum()} values are {value:.9g}"
+                marks[place] = gap, f"{at}: {text}, {_mark(targets)}"
+    return [line for found in (slips, units, marks) if found for line in [_worst(found, names)]]
 
 
 def _suspicious(rows: np.ndarray) -> Iterator[int]:
@@ -101,8 +111,40 @@ def _slip(text: str, count: int, targets: bool) -> str:
     else:
         are, them, cure = f"such as {text}, are", "them", "leave their rows out"
     if not targets:
-        cure = f'make {them} missing (an empty cell, NaN) with missing="mean"'
+        cure = _missing(them)
     return f"{are} far from all others, {_EQUAL}; correct {them}, or {cure}"
+
+
+def _missing(them: str) -> str:
+    """Return how a user makes values missing."""
+    return f'make {them} missing (an empty cell, NaN) with missing="mean"'
+
+
+def _repeated(rows: np.ndarray) -> Iterator[tuple[int, float]]:
+    """Yield columns, with their least or largest value, if some rows say that it is a mark."""
+    few = rows[:: max(1, len(rows) // SAMPLE)]
+    for place, column in enumerate(few.T):
+        values, counts = np.unique(column[np.isfinite(column)], return_counts=True)
+        for end in {0, len(values) - 1} if len(values) > LEAST else ():
+            if counts[end] >= OFTEN and _apart(column, values[end]):
+                yield place, float(values[end])
+
+
+def _apart(column: np.ndarray, value: float) -> float:
+    """Return how far a value is from all others, in their ranges; 0 if it may be one of them.
+
+    A 0 always may, such as no income at all.
+    """
+    others = column[np.isfinite(column) & (column != value)]
+    low, high = others.min(), others.max()
+    gap = float(max(low - value, value - high) / (high - low)) if high > low else 0.0
+    return gap if value and gap >= APART else 0.0
+
+
+def _mark(targets: bool) -> str:
+    """Say what a value that stands apart probably is, and what to do with it."""
+    cure = "leave their rows out" if targets else _missing("them")
+    return f"far from all others; if it stands for missing values, {cure}"
 
 
 def _wide(column: np.ndarray, names: np.ndarray, of: np.ndarray) -> tuple[float, str] | None:

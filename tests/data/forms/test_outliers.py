@@ -83,9 +83,42 @@ ORDINARY = {
     "student": DRAWS.standard_t(2, N),
     "two far groups": np.where(np.arange(N) % 4, SENSOR, SENSOR + 1e6),
     "a year missing as 0": changed(DRAWS.integers(1950, 2020, N), slice(0, 40), 0),
-    "missing as -999": changed(DRAWS.uniform(0, 100, N), slice(0, 40), -999),
+    "nothing as 0": changed(DRAWS.uniform(1e4, 2e4, N), slice(0, 400), 0),
+    "at the end of a scale": np.minimum(DRAWS.uniform(0, 100, N), 80),
+    "-1 beside counts": changed(DRAWS.poisson(30, N), slice(0, 40), -1),
+    "twice -999": changed(DRAWS.uniform(0, 100, N), [4, 6], -999),
     "codes": DRAWS.choice([1.0, 2, 3, 99], N, p=[0.5, 0.3, 0.19, 0.01]),
 }
+
+
+class TestMarks:
+    """The same value again and again, where no other is: it stands for what is missing."""
+
+    @pytest.mark.parametrize("mark", [-999, 999, -200])
+    @pytest.mark.parametrize("share", [0.02, 0.9])
+    def test_a_mark_is_told_with_its_row_and_what_to_do(self, mark, share):
+        values = changed(DRAWS.uniform(0, 100, N), slice(7, 7 + int(share * N)), mark)
+        values[5] = np.nan
+        (line,) = lines(values)
+        assert line == (
+            f"row 7: column x: {int(share * N)} of 1999 values are {mark}, far from all"
+            " others; if it stands for missing values, make them"
+            ' missing (an empty cell, NaN) with missing="mean"'
+        )
+        assert lines(values, targets=True)[0].endswith("missing values, leave their rows out")
+
+    def test_the_farthest_column_names_the_others_and_slips_are_told_once(self):
+        values = np.stack([changed(SENSOR, slice(9, 50), mark) for mark in (-20, -40, 1e6)], 1)
+        slip, mark = lines(values, ["a", "b", "c"])
+        assert slip.startswith("row 9: c: 41 of 2000 values, such as 1e+06, are far")
+        assert "b: 41 of 2000 values are -40" in mark
+        assert mark.endswith("; likewise a")
+
+    def test_a_value_in_between_that_few_rows_hide_is_seen(self):
+        """Every second row is looked at first."""
+        values = changed(DRAWS.uniform(0, 100, N), slice(0, 40, 2), -999)
+        assert lines(values)
+        assert not lines(changed(values, 51, -500))
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
