@@ -12,6 +12,7 @@ import torch
 
 from fedapps import models
 from fedapps.core.errors import RunError
+from fedapps.core.files import write_npz
 from fedapps.data.spec import Spec, image_spec
 from fedapps.launcher.outcome import LaunchResult
 from fedapps.models.layers import layout_of
@@ -65,7 +66,7 @@ def write_images(path: Path, labels: np.ndarray, tests: int) -> Path:
     """Write random images of 8 x 8 with these labels, the first `tests` of them as test samples."""
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), np.uint8)
     test = {"test_images": images[:tests], "test_labels": labels[:tests]}
-    np.savez(path, train_images=images, train_labels=labels, **test)
+    write_npz(path, {"train_images": images, "train_labels": labels, **test})
     return path
 
 

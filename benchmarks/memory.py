@@ -64,7 +64,8 @@ def main() -> None:
         ratio = statistics.median(b[0] / a[0] for a, b in pairs)
         same = {run[2] for pair in pairs for run in pair}
         for label, runs in (("given back", old), ("kept", new)):
-            step, faults = (statistics.median(run[i] for run in runs) for i in (0, 1))
+            step = statistics.median(run[0] for run in runs)
+            faults = statistics.median(run[1] for run in runs)
             print(f"{name:10} {label:10} {step:8.2f} ms a step {faults:8.0f} page faults")
         print(f"{name:10} ratio {ratio:.2f}, {'the same bits' if len(same) == 1 else 'OTHER BITS'}")
 

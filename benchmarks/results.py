@@ -11,6 +11,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import TypeGuard
 
 import msgspec
 import torch
@@ -129,7 +130,7 @@ def section(name: str, measured: Comparison) -> str:
     return text
 
 
-def _ran(runs: list | str) -> bool:
+def _ran(runs: list[Run] | str) -> TypeGuard[list[Run]]:
     return not isinstance(runs, str)
 
 
@@ -165,7 +166,7 @@ def table(work: Workload, found: dict) -> str:
             cells.append(f"{middle:.2f}{spread}")
         cells.append(f"{median(run.start for run in runs):.1f}")
         if work is WORKLOADS["scale"]:
-            cells.append(f"{max(run.memory for run in runs):.0f}")
+            cells.append(f"{max(run.memory or 0.0 for run in runs):.0f}")
         rows.append(cells)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines += [f"\n`{name}` could not run: {why}" for name, why in found.items() if not _ran(why)]

@@ -16,15 +16,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from safetensors import deserialize
 
 from benchmarks.common import ROOT, given
+from fedapps.core.files import write_npz
 from fedapps.data.sources.digits import DIGITS
 
 TABLES = ("rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "events.csv")
@@ -105,7 +105,7 @@ def methods_of(place: Path) -> list[str]:
 
 def make_data(path: Path) -> Path:
     """Write every third of scikit-learn's digits as a data set of one's own."""
-    np.savez(path, **{key: array[::3] for key, array in DIGITS.make(path.parent).items()})
+    write_npz(path, {key: array[::3] for key, array in DIGITS.make(path.parent).items()})
     return path
 
 
@@ -120,7 +120,7 @@ def checkout(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
-def start(place: Path, runs: dict[str, tuple[str, ...]], folder: Path) -> subprocess.Popen[str]:
+def start(place: Path, runs: Mapping[str, tuple[str, ...]], folder: Path) -> subprocess.Popen[str]:
     """Start one version on all runs, in a process that sees no other version."""
     folder.mkdir()
     code = Path(__file__).with_name("_same_bits_worker.py")
@@ -174,7 +174,8 @@ def differing_tables(old: Path, new: Path) -> Iterator[str]:
 
 def table(path: Path) -> dict[str, list[str]]:
     """Read a table by columns."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("list")
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return {str(name): column.tolist() for name, column in frame.items()}
 
 
 def differing_files(old: Path, new: Path) -> Iterator[str]:

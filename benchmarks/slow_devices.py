@@ -7,6 +7,7 @@ answered in turn by the ClientApp in this process; then the device sleeps until 
 since the message came, as if it had computed for so long.
 """
 
+import subprocess
 import sys
 import threading
 import time
@@ -63,7 +64,7 @@ def main() -> None:
     vars(loop)["time"] = Overlay(time, sleep=pause.sleep)
     vars(loop)["register_signal_handlers"] = lambda **_: None
     vars(loop)["subprocess"] = Overlay(
-        answering.subprocess, Popen=lambda *words: here.answering.start_superexec(*words)
+        subprocess, Popen=lambda *words: here.answering.start_superexec(*words)
     )
     client = CLIENT.load()
     maker = client.FleetHttpClient.from_server_address

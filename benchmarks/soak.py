@@ -79,7 +79,8 @@ class Fleet:
                 self._start[name] = now + RESTART
             elif now > self._start[name]:
                 data = self.deployment.folder / f"{name}.npz"
-                self.deployment.supernode(name, f'client-id={number} data="{data}"', **self._env)
+                node_config = f'client-id={number} data="{data}"'
+                self.deployment.supernode(name, node_config, 0, **self._env)
 
     def _lifetime(self) -> float:
         return self.draws.expovariate(1 / self.life)

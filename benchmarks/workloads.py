@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.common import ROOT, setting, write_images
 from benchmarks.peers.environments import environment
+from fedapps.core.files import write_npz
 
 SERIAL = """import sys
 from fedapps.core import config
@@ -140,7 +141,7 @@ class Place:
                 arrays[f"{part}_images"] = draws.integers(0, 256, (count, 32, 32, 3), np.uint8)
                 arrays[f"{part}_labels"] = np.arange(count) % classes
             self.made[images] = self.folder / f"{'-'.join(map(str, images))}.npz"
-            np.savez(self.made[images], **arrays)
+            write_npz(self.made[images], arrays)
         return self.made[images]
 
     def tiny(self, clients: int) -> Path:
