@@ -28,7 +28,11 @@ class Nearest(CutModel):
 
 
 class FedProtoClient(BaseClient):
-    """All layers are personal; it minimizes Equation 7 with E epochs of SGD."""
+    """All layers are personal; it minimizes Equation 7 by E epochs of SGD.
+
+    As in the authors' code, each sample's features are pulled to the prototype of its class; in
+    the paper it is their mean, the client's own prototype.
+    """
 
     options: Settings
 

@@ -33,7 +33,8 @@ class FedDyn(BaseStrategy):
     We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
     (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
     The authors' code scores the plain mean of the round's models, not w, and divides alpha by a
-    client's share of the samples; ours is the paper's algorithm.
+    client's share of the samples, and clips before it adds alpha theta; ours is the paper's
+    algorithm. On devices, N is the number of ids that train, also of those that never come.
     BatchNorm statistics are averaged.
     A newcomer gets the shared model, and fine-tunes it without g_i.
     State: `hbar/<key>` (float64), the mean of all clients' g_i. It is exact unless a client loses

@@ -40,6 +40,8 @@ class FedFomo(Mixing):
     eta `lr`, M `models`, epsilon `epsilon`, its decrease per round `epsilon-decay`.
     Others are compared with the client's model after its last training, as in FL-bench. In the
     authors' code it is the one before, and the trained model is a candidate like the others.
+    The authors' code draws for each of the M models whether it is a random one; ours once for all
+    of them. It also divides the affinities of a round by their sum before it adds them up.
     A better model has a lower loss on the client's validation part, which is a share
     `validation-fraction` of its training samples. The part is fixed; some libraries draw it anew.
     The server only stores last models and affinities. Between clients with equal affinity, for
