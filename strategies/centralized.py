@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fedapps.method import BaseStrategy, MethodSettings, Plan, RunError, TrainingStats, doc
+from fedapps.method import BaseStrategy, MethodSettings, Plan, RunError, TrainingStats, doc, replace
 
 
 class Settings(MethodSettings, frozen=True):
@@ -18,7 +18,8 @@ class Centralized(BaseStrategy):
 
     Symbols: T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`, F `finetune-epochs`.
     `trainable` is the part of the model that is trained (FedBABU's centralized experiment).
-    `fraction-train` has no effect, because all training samples are used in every round.
+    `fraction-train` has no effect, because all training samples are used in every round, and
+    `prox-mu` none, because nobody receives a model to stay near to.
     A newcomer gets the server's model, and fine-tunes it.
     """
 
@@ -26,7 +27,7 @@ class Centralized(BaseStrategy):
     exchanges = "nothing"
     sends_its_model = False
     needs_union = True
-    unused = ("fraction-train",)
+    unused = ("fraction-train", "prox-mu")
     options: Settings
 
     def setup(self) -> None:
@@ -48,4 +49,5 @@ class Centralized(BaseStrategy):
     def after_round(self, round_: int) -> TrainingStats:
         """Train the server's model on the union of the clients' training data."""
         stage = self.stage(round_, self.layout.slice_of(self.options.trainable))
+        stage = replace(stage, prox_mu=0.0)
         return self.train_here(round_, self.workspace.data.union, stage)

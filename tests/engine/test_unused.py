@@ -29,7 +29,7 @@ OTHER = {  # values that are not the defaults
     "dp.sampling": "fixed",
     "fedfc.statistics": "client", "target-column": "a", "client-column": "b", "columns": "a,b",
     "missing": "mean", "window-step": 3, "text-length": 9, "channel-nodes": 3, "join-timeout": 5.0,
-    "step-timeout": 5.0, "max-samples": 5,
+    "step-timeout": 5.0, "max-samples": 5, "prox-mu": 0.5,
 }  # fmt: skip
 QUIET = "dp.noise-multiplier=0.01 dp.clip-norm=0.1"  # noise with which training goes on
 INFLATED = 'attack="inflated-count" attackers=0.34 attack-scale=50.0 fraction-train=1.0'
