@@ -61,12 +61,13 @@ class FedFC(SplitStrategy):
     - A client with fewer batches waits for the next epoch, unless `oversample` is true.
     - The copies of a layer have equal weights, unless `weighting` is "samples".
     - BatchNorms on the server normalize the joined batch, unless `statistics` is "client".
-    - Momentum is 0.9, and the model has no BatchNorm, dropout or augmentation
-      (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
     - With cuts "auto" every client reports how long its layers take; one that reports nothing gets
       the default cut. The slowest client gets the default cut, and each other client the deepest
       cut with which it is not slower than that one. A client slower than `slowest-limit` times the
       median gets fewer layers instead, so that a false report cannot slow down all others.
+
+    The configuration that we take for the paper's has momentum 0.9, and neither BatchNorm nor
+    augmentation (experiments/configs/fedfc-cifar10.toml, with a narrow VGG).
     A newcomer gets the whole model, and fine-tunes it, as all clients do.
 
     State: `cuts` [N], those chosen by speed (0: the default).

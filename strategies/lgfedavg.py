@@ -18,7 +18,8 @@ class LGFedAvg(WarmUp):
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; the global model is the last `global-layers` layers.
     Some libraries swap high and low layers. The paper starts from a model that FedAvg has trained;
-    set `warmup-rounds` to begin with rounds of FedAvg.
+    set `warmup-rounds` to begin with rounds of FedAvg. The authors' code takes the plain mean, not
+    the paper's with weights n_i, and scores each client's best round.
     A newcomer has the low layers of the warm-up, and fine-tunes; without that it trains them for a
     round.
     """

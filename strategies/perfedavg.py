@@ -11,7 +11,7 @@ class Settings(MethodSettings, frozen=True):
     mode: Annotated[
         Literal["fo", "hf"], doc("fo: first order; hf: Hessian-free, by a difference of gradients")
     ]
-    outer_lr: Annotated[Positive, doc("beta: step of the meta update")]
+    outer_lr: Annotated[Positive, doc("beta: step of the meta update; 0.001 is for many rounds")]
     delta: Annotated[Positive, doc("delta: half width of the Hessian-free difference")]
     personalize: Annotated[
         Literal["step", "epoch"],
@@ -27,6 +27,8 @@ class PerFedAvg(PlainMean):
     `local-epochs` epochs; `mode` chooses how the meta gradient is computed. The paper draws three
     independent batches for a step; here, the last step of a round may use its first batches again,
     and a client with a single batch uses it three times.
+    The default of `outer-lr` is the paper's, for many more rounds than ours: with it, the model of
+    a short run has learned little. Begin with 0.01 to 0.1.
     Clients personalize on training data; some libraries do it on test data. Every selected client
     counts the same in the mean.
     A newcomer takes its step from the meta model, as all clients do.

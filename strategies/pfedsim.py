@@ -30,8 +30,9 @@ class PFedSim(LateMixing):
 
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`; FedAvg takes the share `warmup` of T.
-    A client uploads its head only for the similarity. Our choice: similarities are updated only
-    after the warm-up.
+    A client uploads its head only for the similarity. Similarities are updated only after the
+    warm-up, as in FL-bench. That scores each client's model as its last training left it, which
+    `score-last` does here.
     A newcomer gets the mean body of the last round and the warm-up's head, and fine-tunes.
     State: `similarity` [N, N] (the identity at first, updated for pairs that train in the same
     round), and `last/<key>`, what each client sent last.

@@ -16,8 +16,11 @@ class Settings(MethodSettings, frozen=True):
 class SplitLearning(SplitStrategy):
     """Clients train one after another (ascending); each hands its layers on to the next one.
 
-    Symbols: K `num-clients`, E `local-epochs`, B `batch-size`, eta `lr`; layers 1..`cut` are on
-    the clients. The clients' side is in fedapps/split/client.py.
+    Symbols: K of N `num-clients` `fraction-train` (in the paper, all), E `local-epochs`,
+    B `batch-size`, eta `lr`; layers 1..`cut` are on the clients. The clients' side is in
+    fedapps/split/client.py.
+    The code released with SplitFed draws a new order in each round. In ours, the model of a round
+    is always that of the selected client with the highest number, which was trained last.
     The layers are handed on through the server, on the channel. If a client fails, the next one
     starts from the layers that the failed client had received.
     A newcomer gets the whole model, and fine-tunes it, as all clients do.
