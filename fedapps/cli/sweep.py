@@ -6,6 +6,7 @@ command goes on with it: finished runs are skipped.
     fedapps sweep strategy=fedavg,fedper --seeds 0-2
     fedapps sweep lr=0.01,0.03,0.1 --validation 0.2 -c strategy=fedper
     fedapps sweep 'sizes="0.6,0.4","0.5,0.5"' -c 'partitioner=sizes num-clients=2'
+    fedapps sweep strategy=fedavg,fedper --seeds 0-4 --part 1/2    # on one of two machines
 """
 
 import argparse
@@ -53,17 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for the runs and their comparison [sweep in runs-dir]",
     )
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="make every Nth run only, from the Kth on, and no comparison: for one of N machines "
+        "that share the folder",
+    )
     add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the grid and compare; 1 if a run failed. Raises `RunError`; Ctrl-C says how far it is."""
+    """Run the grid, or a part of it, and compare; 1 if a run failed.
+
+    Raises `RunError`; Ctrl-C says how far it is.
+    """
     # each import takes a second or more: that of tables and pictures can wait for the runs
     from fedapps.compare.grid import Axis, common, points, read_seeds, without_effect
 
     if options.jobs < 1:
         raise RunError(f"--jobs {options.jobs}: must be at least 1")
-    scored = _scored_on(options.validation)
+    part, scored = _part(options.part), _scored_on(options.validation)
     base = serial.absolute(common(options.run_config)) | scored
     axes = [Axis.read(text) for text in options.axes]
     _check_scored(scored, parse_options(options.run_config), [axis.key for axis in axes])
@@ -74,13 +85,16 @@ def run(options: argparse.Namespace) -> int:
 
     from fedapps.compare.sweep import Sweep
 
-    sweep = Sweep(folder, grid, options.jobs)
+    sweep = Sweep(folder, grid, options.jobs, part)
     try:
         sweep.run()
     except (KeyboardInterrupt, Stopped):
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
         raise KeyboardInterrupt(f"stopped: {done}; the same command runs the others") from None
-    if sweep.finished:
+    if part[1] > 1:
+        done = f"{len(sweep.finished)} of {len(grid)} runs of the whole sweep are finished"
+        print(f"{done}; without --part, the same command compares them")
+    elif sweep.finished:
         from fedapps.compare import files, table
         from fedapps.compare.comparison import compared
         from fedapps.compare.runs import read
@@ -95,6 +109,16 @@ def run(options: argparse.Namespace) -> int:
     for name, error in sweep.failed.items():
         print(f"failed: {name}: {error}")
     return 1 if sweep.failed else 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    try:
+        first, count = map(int, text.split("/"))
+    except ValueError:
+        first, count = 0, 0
+    if not 1 <= first <= count:
+        raise RunError(f"--part {text}: must be K/N with K from 1 to N, such as 1/4")
+    return first, count
 
 
 def _scored_on(validation: float | None) -> Flat:

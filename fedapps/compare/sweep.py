@@ -5,9 +5,9 @@ command continues a sweep that was interrupted.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,12 +30,22 @@ LOOK = 0.5  # seconds between updates of the progress
 
 @dataclass
 class Sweep:
-    """Runs the points of a grid in `folder`, `jobs` at a time; `failed` has the errors."""
+    """Runs the points of a grid in `folder`, `jobs` at a time; `failed` has the errors.
+
+    With `part` (k, n) it runs each nth point only, from the kth on: one of n machines.
+    """
 
     folder: Path
     points: Sequence[Point]
     jobs: int
+    part: tuple[int, int] = (1, 1)
     failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def mine(self) -> Sequence[Point]:
+        """The points of its part."""
+        first, step = self.part
+        return self.points[first - 1 :: step]
 
     @property
     def finished(self) -> list[Path]:
@@ -44,23 +54,38 @@ class Sweep:
         return [folder for folder in folders if directory.has_finished(folder)]
 
     def run(self) -> None:
-        """Run all points that have not finished.
+        """Run all points of its part that have not finished.
 
         Raises `RunError`, before anything is run, if a folder has another run, or a finished one of
         other samples or code, or if another process works there. Raises `KeyboardInterrupt` on
         Ctrl-C, and `Stopped` on other signals, after ending all runs.
         """
-        todo = [point for point in self.points if not self._is_done(point)]
+        todo = [point for point in self.mine if not self._is_done(point)]
         at_once = min(self.jobs, len(todo))
         progress = Progress(self.folder, todo)
-        with _alone(self.folder / LOGS), stoppable(), progress, crew(at_once) as submit:
-            progress.begin(len(self.points))
+        with self._alone(), stoppable(), progress, crew(at_once) as submit:
+            progress.begin(len(self.mine))
             waiting = {submit(self._work, point, at_once): point for point in todo}
             while waiting:
                 done, _ = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
                 for future in done:
                     progress.end(waiting.pop(future), future.result())
                 progress.look()
+
+    def _alone(self) -> ExitStack:
+        """Make and lock the folder of its logs, and those of its parts, or that of its part alone.
+
+        Raises `RunError` if another process has locked one.
+        """
+        (first, step), logs = self.part, self.folder / LOGS
+        own = logs / f"part-{first}-of-{step}" if step > 1 else logs
+        with writing(own):
+            own.mkdir(parents=True, exist_ok=True)
+        told = f"{self.folder}: another sweep works there; wait for it or use another --output"
+        with ExitStack() as stack:
+            for folder in [own, *own.glob("part-*")]:
+                stack.enter_context(alone(folder, told))
+            return stack.pop_all()
 
     def _is_done(self, point: Point) -> bool:
         """Tell whether a run has finished; raises `RunError` if another one is in its folder.
@@ -117,16 +142,6 @@ def _check_same(folder: Path, flat: Mapping[str, Scalar]) -> None:
         raise RunError(
             f"{folder}: {told} since this run; put back what was there, or use another --output"
         )
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Make and lock a folder for this process; raises `RunError` if another one has locked it."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    told = f"{folder.parent}: another sweep works there; wait for it or use another --output"
-    with alone(folder, told):
-        yield
 
 
 def _told(settings: Mapping[str, Scalar], key: str) -> str:

@@ -170,6 +170,39 @@ def test_a_sweep_saves_its_runs_if_all_its_processes_are_told_to_end(sweep, own,
         assert (summary["finished"], summary["stopped"]) == (False, "SIGTERM")
 
 
+def test_parts_make_every_nth_run_and_the_whole_compares_them(whole, sweep, own, tmp_path):
+    """As on two machines: each part makes its runs alone, in a folder that they share."""
+    folder, journal = tmp_path / "out", tmp_path / "journal"
+    words = [*GRID, *own, "--output", folder]
+    first = sweep([*words, "--part", "1/2"], journal)
+    assert (first["status"], first["err"]) == (0, "")
+    assert runs_in(folder).keys() == {("fedavg", 0), ("fedavg", 1)}
+    lines = first["out"].splitlines()
+    assert lines[0] == f"2 runs in {folder}"
+    told = "runs of the whole sweep are finished; without --part, the same command compares them"
+    assert lines[-1] == f"2 of 4 {told}"
+
+    with held(folder / "logs" / "part-1-of-2"):  # it goes on
+        refused = sweep(words, "/dev/null")
+        again = sweep([*words, "--part", "1/2"], "/dev/null")
+        other = sweep([*words, "--part", "2/2"], journal)
+    for one in (refused, again):
+        assert one["status"] == 1 and "another sweep works there" in one["err"]
+    assert other["status"] == 0 and other["out"].splitlines()[-1] == f"4 of 4 {told}"
+    assert not (folder / "comparison").exists()
+
+    last = sweep(words, tmp_path / "none")
+    assert last["status"] == 0 and not (tmp_path / "none").exists()
+    made = last.compared(folder).runs, whole[1].compared(whole[0]).runs
+    pd.testing.assert_frame_equal(*map(untimed, made))
+
+
+def test_a_part_that_is_none_is_refused(refused):
+    for part in ("0/2", "3/2", "2", "a/b", "1/2/3"):
+        line = refused("sweep", "lr=0.1,0.2", "--part", part)
+        assert line == f"--part {part}: must be K/N with K from 1 to N, such as 1/4"
+
+
 def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):
     folder, said, _ = whole
     before = {key: stored(path) for key, path in runs_in(folder).items()}

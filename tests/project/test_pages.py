@@ -131,8 +131,8 @@ def commands(path):
     """The shell commands of a page as lists of words; a command may go on in the next line."""
     for body in blocks(path, "sh"):
         for line in body.replace("\\\n", " ").splitlines():
-            if line.strip():
-                yield shlex.split(line, comments=True)
+            if words := shlex.split(line, comments=True):
+                yield words
 
 
 def values(text):
