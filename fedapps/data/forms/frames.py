@@ -25,6 +25,8 @@ DROP = 'missing="drop" leaves such rows out'
 MANY = 5  # numbers that are in order in no row of values, but as names: wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
+csv.field_size_limit(2**31 - 1)  # for the whole process: pandas takes longer cells than csv does
+
 Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
 
 
@@ -278,17 +280,13 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
     As for pandas, a line is no row if it has only blanks; one with a cell in quotes, `""`, is one.
     """
-    limit = csv.field_size_limit(2**31 - 1)  # pandas takes longer cells than the module csv
     line, begins = "", 1
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(((line := text) for text in file), skipinitialspace=True)
-            for cells in reader:
-                if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
-                    yield begins, cells
-                begins = reader.line_num + 1
-    finally:
-        csv.field_size_limit(limit)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(((line := text) for text in file), skipinitialspace=True)
+        for cells in reader:
+            if line.strip(" \t\r\n"):  # a row of several lines ends with a quote
+                yield begins, cells
+            begins = reader.line_num + 1
 
 
 def _line(path: Path, place: int) -> int:

@@ -1,6 +1,5 @@
 """A column of texts: its bytes are the tokens, on every device the same ones."""
 
-import csv
 import unicodedata
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ import fedapps
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.data import load, unlabelled
+from fedapps.data.forms import frames
 from fedapps.data.forms.form import Form
 from fedapps.data.spec import FLOAT, WHOLE, Spec
 from fedapps.tasks import specs_of_devices, task_for
@@ -73,14 +73,22 @@ def test_a_missing_text_is_refused_or_left_out(tmp_path):
 ])  # fmt: skip
 def test_the_line_of_an_empty_text_in_quotes(text, line, tmp_path):
     """pandas takes it for a row, and a blank line for none: so does the message."""
-    path, limit = tmp_path / "t.csv", csv.field_size_limit()
+    path = tmp_path / "t.csv"
     path.write_text(text)
     told = rf"t.csv: line {line}: column text is empty \(columns\); "
     with pytest.raises(RunError, match=f'{told}missing="drop" leaves such rows out$'):
         load(str(path), "", Form("", "", "text", text_length=3, next_token=True))
     with pytest.raises(RunError, match=f"{told}fill it, or leave the row out$"):  # no key does so
         unlabelled(path, Spec((3,), WHOLE, 256), "text")
-    assert csv.field_size_limit() == limit
+
+
+def test_long_cells_in_two_files_that_are_read_at_once(tmp_path):
+    """As in threads: the file that ends first leaves the other one as it is."""
+    (tmp_path / "a.csv").write_text("text\nshort\n")
+    (tmp_path / "b.csv").write_text(f"text\nshort\n{'z' * 140_000}\n")
+    a, b = (frames._rows(tmp_path / name) for name in ("a.csv", "b.csv"))
+    assert [next(a), next(b), *a] == [(1, ["text"]), (1, ["text"]), (2, ["short"])]
+    assert [len(cells[0]) for _, cells in b] == [5, 140_000]
 
 
 @pytest.mark.parametrize("length", [2, 4, 6])
