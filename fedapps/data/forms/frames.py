@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _VALUE = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 DROP = 'missing="drop" leaves such rows out'
-MANY = 5  # numbers that are in order in no row of values, but as names: wavelengths
+MANY, LONG = 5, 20  # numbers in even steps, or in order, that are no row of values: wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 csv.field_size_limit(2**31 - 1)  # for the whole process: pandas takes longer cells than csv does
@@ -259,20 +259,26 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
 def _are_values(first: Sequence[str], below: Sequence[str]) -> bool:
     """Tell whether all cells of the first line, or all but one, are numbers that are no names.
 
-    Ascending ones can be names: those of columns without any, years, or wavelengths. So can many in
-    descending order, and whole ones in any, if those `below` are not of such a kind.
+    Names can be whole numbers in ascending order; `MANY` that rise or fall in about even steps, or
+    `LONG` in any, unless those `below` fall, too; and whole ones above others, if they are `MANY`
+    or leave no gap. A missing value below tells nothing.
     """
     found = [float(cell) for cell in first if _VALUE.fullmatch(cell)]
-    under = [cell for name, cell in zip(first, below, strict=False) if _VALUE.fullmatch(name)]
+    if len(found) < max(2, len(first) - 1):
+        return False
+    pairs = ((name, cell) for name, cell in zip(first, below, strict=False))
+    under = [cell for name, cell in pairs if _VALUE.fullmatch(name) and cell.strip() not in MISSING]
     numbers = [float(cell) for cell in under if _VALUE.fullmatch(cell)]
-    many, whole = len(found) >= MANY, all(map(float.is_integer, found))
-    descending = [row == sorted(row, reverse=True) for row in (found, numbers)]
-    are_names = len({*found}) == len(found) and (
-        (found == sorted(found) and (many or whole))
-        or (many and descending == [True, False])
-        or (whole and any(under) and not any(map(_NUMBER.match, under)))
+    whole, gapless = all(map(float.is_integer, found)), max(found) - min(found) < len(found)
+    rises, falls = (found == sorted(found, reverse=down) for down in (False, True))
+    steps = [abs(other - one) for one, other in pairwise(found)]
+    even = all(max(pair) <= 1.5 * min(pair) for pair in pairwise(steps))
+    falls &= numbers != sorted(numbers, reverse=True)
+    return len({*found}) < len(found) or not (
+        (rises and whole)
+        or ((rises or falls) and len(found) >= (MANY if even else LONG))
+        or (whole and not any(map(_NUMBER.match, under)) and len(under) >= (2 if gapless else MANY))
     )
-    return len(found) >= max(2, len(first) - 1) and not are_names
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:

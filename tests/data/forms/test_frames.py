@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.datasets import load_iris
 
 from fedapps.core import config
 from fedapps.core.errors import MisfitError, RunError
@@ -379,6 +380,8 @@ class TestFirstLine:
         ("90,80,70,60,50,y", "3,8,3,4,0,1"),  # whole ones below, in another order
         ("2020,2019,2018,y", "0.5,1.0,,1"), ("client,1,0", "7,0.5,2.5"),
         ("0,1,10,11,2,y", "low,high,low,low,high,1"), ("3,1,2", "0.1,0.2,0.3"),
+        ("672,7157,675,1956,207,88,y", "0.5,0.1,?,2.5,0.5,1.0,no"),
+        (",".join(str(500 - n * n / 2) for n in range(20)), ",".join("3478236587" * 2)),
     ])  # fmt: skip
     def test_other_numbers_are_if_the_row_below_has_no_such_ones(self, head, row, tmp_path):
         (tmp_path / "t.csv").write_text(f"{head}\n{row}\n{row}\n")
@@ -389,11 +392,27 @@ class TestFirstLine:
         ("5.1,3.5,1.4,0.2,0", "4.9,3.0,1.4,0.2,0"), ("5.1,3.5,1.4,0.2,0", "5.0,3.0,1.4,0.0,0"),
         ("5,3,1,a", "4.9,3,1.4,b"), ("3,2,1", "4,6,5"), ("3,1,2", ""), ("9,8,7,6,5", ""),
         ("1,1,x", "0.1,0.2,x"), ("0.5,0.1,x", "low,low,x"), ("4,2,3,x", "5"),
+        ("4.3,3.0,1.1,0.1,0", "7.2,3.6,6.1,2.5,2"), ("5,3,1,a", "4.9,3.2,1.4,b"),
+        ("0,0.1,1.1,3.0,4.3", "2,2.5,6.1,3.6,7.2"), ("9,8,7,6,5", "?,0.5,?,?,"),
+        ("12,7,9,x", "?,?,?,y"), ("2,1,3,x", ",NA, ?,y"), ("12,7,9,4,8,x", "0.5,?,?,0.1,?,y"),
     ])  # fmt: skip
     def test_others_are_not(self, head, row, tmp_path):
         """Also irises, whose first rows descend; and a row that is alone tells nothing."""
         with pytest.raises(RunError, match="line 1 has numbers"):
             read(tmp_path, t=f"{head}\n{row}\n")
+
+    @pytest.mark.parametrize("first_class", [0, 1])
+    @pytest.mark.parametrize("step", [1, -1])  # columns from the first to the last, and back
+    def test_no_iris_is(self, first_class, step, tmp_path):
+        """Whichever come first: also one that descends, or ascends, above one that does not."""
+        x, y = load_iris(return_X_y=True)
+        cells = [map(str, [*row, kind]) for row, kind in zip(x, y + first_class, strict=True)]
+        lines = [",".join([*row][::step]) for row in cells]
+        draws = np.random.default_rng(0)
+        for _ in range(100):
+            (tmp_path / "t.csv").write_text("\n".join(draws.permutation(lines)))
+            with pytest.raises(RunError, match="line 1 has numbers"):
+                frames_of([tmp_path / "t.csv"], (), (), {})
 
     def test_files_that_begin_with_other_numbers(self, tmp_path):
         tables = {"a": "1,2\n1,2\n", "b": "3,4\n1,2\n"}
