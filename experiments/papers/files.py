@@ -107,7 +107,7 @@ def _row(each: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(file: str, table: Table) -> None:
-    """Raise `RunError` for rows of the same name, and for a name or pattern without a row."""
+    """Raise `RunError` for rows of the same name, and for names and patterns that match nothing."""
     names, columns = [row.name for row in table.rows], [*table.columns] or [""]
     if len(set(names)) != len(names):
         raise RunError(f"{file}: two rows have the same name")
@@ -122,6 +122,8 @@ def _check_names(file: str, table: Table) -> None:
         _check_patterns(f"{file}: scale {scale}: column", part.columns, columns)
     for row in table.rows:
         _check_patterns(f"{file}: row {row.name}: column", row.columns, columns)
+    for claim in table.claims:
+        _check_patterns(f"{file}: claim {claim.says}: column", claim.columns, columns)
 
 
 def _check_patterns(

@@ -765,6 +765,8 @@ def test_rows_have_what_their_table_or_the_one_that_it_is_like_says(written):
     ('[[rows]]\nname = "x"\ncolumns = "cold"', "row x: column cold: must match one of hot"),
     ('[[claims]]\nsays = ""\nbetter = "avg"\nthan = ["per", "peer"]',
      "a claim names row peer, which does not exist, did you mean per?"),
+    ('[[claims]]\nsays = "Per wins"\nbetter = "per"\nthan = ["avg"]\ncolumns = "*hto,hot"',
+     "claim Per wins: column *hto: must match one of hot"),
 ])  # fmt: skip
 def test_what_a_table_names_and_does_not_have_is_refused(written, names, told):
     rows = "" if "[[rows]]" in names else 'rows = [{name = "avg"}, {name = "per"}]'
