@@ -100,10 +100,13 @@ def rehearse(
         if not (isinstance(given, type) and issubclass(given, base)):
             what = f"rehearse: {given!r} is no subclass of {base.__name__}"
             raise RunError(f"{what}; give the strategy's class, then the client's")
-    settings = run_config
+    settings: Any = run_config
     if isinstance(settings, Mapping):
         settings = config.read(config.applied({"device": "cpu"} | keywords.read(settings)))
     elif isinstance(settings, str):
         settings = config.read(config.parse(['device="cpu"', settings]))
+    elif not isinstance(settings, Settings):
+        cure = "give a text as for --run-config, a mapping or Settings"
+        raise RunError(f"rehearse: {settings!r} are no keys; {cure}")
     torch.set_num_threads(settings.threads)
     return Rehearsal(strategy_class(Workspace(settings)), client_class)

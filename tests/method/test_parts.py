@@ -1,5 +1,7 @@
 """A client's parts: modules of its own beside the model."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,14 @@ def test_what_is_no_pair_of_classes_is_refused(pair, wrong):
     with pytest.raises(RunError) as caught:
         rehearse(*pair, KEYS)
     assert str(caught.value).startswith("rehearse: ") and wrong in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", [None, 5, ["num-clients=3"], Path("keys.toml")])
+def test_what_has_no_keys_is_refused(keys):
+    with pytest.raises(RunError) as caught:
+        rehearse(Averaged, Gated, keys)
+    told = f"rehearse: {keys!r} are no keys; give a text as for --run-config, a mapping or Settings"
+    assert str(caught.value) == told
 
 
 def test_new_weights_are_a_function_of_seed_and_client(made):
