@@ -31,7 +31,7 @@ def _attributes_read(cls: type, base: type) -> set[str]:
     """Return all `x.name` in the files of a class, and of those between it and its base."""
     names = set[str]()
     for module in {part.__module__ for part in cls.__mro__ if part not in base.__mro__}:
-        with suppress(OSError, TypeError, SyntaxError):  # there is no file, or it has changed
+        with suppress(KeyError, OSError, TypeError, SyntaxError):  # no file, or it has changed
             for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     names.add(node.attr)

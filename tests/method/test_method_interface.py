@@ -4,6 +4,8 @@ import dataclasses
 import doctest
 import importlib
 import re
+import runpy
+import sys
 from functools import cached_property, wraps
 from operator import attrgetter
 from pathlib import Path
@@ -364,6 +366,16 @@ def test_a_helper_that_the_file_uses_is_no_misspelt_hook():
     assert found == [
         ("aggregates", "aggregate"), ("questions", "question"), ("selects", "select"),
     ]  # fmt: skip
+
+
+def test_a_class_whose_module_is_gone_has_no_files_that_use_a_name(tmp_path):
+    """As that of a script that another one has run."""
+    text = "from strategies.fedavg import FedAvg\nclass Own(FedAvg):\n    def selects(self): 0\n"
+    (tmp_path / "own.py").write_text(text)
+    made = runpy.run_path(str(tmp_path / "own.py"), run_name="gone")["Own"]
+    assert "gone" not in sys.modules
+    found = [*misspelt(made, BaseStrategy, StrategyHooks, Conversation)]
+    assert found == [("selects", "select")]
 
 
 @pytest.mark.parametrize("name", registry.names())
