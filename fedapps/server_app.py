@@ -217,10 +217,8 @@ def notes_on_model(space: Workspace) -> list[str]:
     if own.file_of(space.settings.model) is None:
         return []
     parameters, classes = space.layout.parameters, space.task.has_classes
-    try:
-        return own.oddities(space.model, space.dataset.inputs, parameters, classes)
-    except RunError as error:  # the run's own samples can be others
-        return [str(error)]
+    odd = own.oddities(space.model, space.dataset.inputs, parameters, classes)
+    return [str(note) for note in odd]  # an error, too: the run's own samples can be others
 
 
 def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:

@@ -133,11 +133,10 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
         space = Workspace(config.read(config.parse([keys])))
         inputs = space.dataset.inputs
         check_training(name, space.model, inputs)
-        try:
-            odd = own.oddities(space.model, inputs, space.layout.parameters, True)
-        except RunError as error:
-            raise RunError(f'model = "{name}": {error}') from error
-        yield from (f"{name}: {line}" for line in odd)
+        for odd in own.oddities(space.model, inputs, space.layout.parameters, True):
+            if isinstance(odd, RunError):
+                raise RunError(f'model = "{name}": {odd}') from odd
+            yield f"{name}: {odd}"
         if not space.layout.can_be_cut:
             yield f"{name}: {UNCUT}; that is slower where layers are frozen"
         for method in registry.names():

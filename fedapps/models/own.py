@@ -104,12 +104,18 @@ def in_app(name: str) -> str:
     return str(inside) + (f":{named[1]}" if named[1] else "")
 
 
-def oddities(model: nn.Module, inputs: Spec, keys: Collection[str], classes: bool) -> list[str]:
+def oddities(
+    model: nn.Module, inputs: Spec, keys: Collection[str], classes: bool
+) -> list[str | RunError]:
     """Return a line for each thing that looks wrong with a model whose parameters are `keys`.
 
-    `classes` tells a classifier. Raises `RunError` if the model cannot train on random samples.
+    `classes` tells a classifier. That the model cannot train on random samples is an error instead.
     """
-    lost = without_gradient(model, inputs, keys)
+    lost: str | RunError
+    try:
+        lost = without_gradient(model, inputs, keys)
+    except RunError as error:
+        lost = error
     odd = probabilities(model, inputs) if classes else ""
     return [line for line in (lost, odd, unseen_layers(model)) if line]
 

@@ -463,6 +463,24 @@ def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
     assert "sum to 1 like probabilities" in told[1]
 
 
+def test_a_run_tells_the_rest_of_a_model_that_random_samples_do_not_train(
+    mine, tmp_path, serial_run, capsys
+):
+    """It trains on the run's own, of which some values are negative."""
+    text = forwards("y = y.softmax(-1)").replace(
+        "self.layers", "self.ls = [self.mid, nn.Linear(6, 6)]; self.layers"
+    )
+    mine(
+        text.replace("        x =", "        assert not self.training or x.min() < 0\n        x =")
+    )
+    serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[2] for line in lines if line.startswith("warning: model")] == [
+        "cannot train", "outputs sum to 1 like probabilities, but the loss takes logits",
+        "ls holds layers that PyTorch does not see, so they are neither trained nor sent",
+    ]  # fmt: skip
+
+
 def listed(attribute, where="self"):
     """Return NET with one attribute more, such as layers in a list, which forward does not use."""
     return NET.replace("self.layers", f"{where}.{attribute}; self.layers")
