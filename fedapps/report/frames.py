@@ -14,8 +14,11 @@ from fedapps.report.rows import NEWCOMERS, OF_TRAINING
 def read(path: Path, content: bytes | None = None, **how: Any) -> pd.DataFrame:
     """Read a table, or its `content`; `how` are arguments of pandas.read_csv.
 
-    Raises `RunError` if it is damaged.
+    Raises `RunError` if it is damaged, or not there.
     """
+    if path.name == directory.UNSEEN and not path.exists():
+        why = "unseen-clients is not set, or the last round has not been run"
+        raise RunError(f"{path.parent}: has no {path.name}: {why}")
     try:
         return pd.read_csv(path if content is None else io.BytesIO(content), **how)
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8

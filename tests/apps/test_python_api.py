@@ -376,6 +376,7 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (lambda: fedapps.compare(found), "nothing to compare: give at least two"),
         (lambda: fedapps.compare(3), "compare: type int is no run; give runs or paths, such"),
         (lambda: fedapps.compare([found, 3]), "compare: type int is no run; give runs or paths, "),
+        (lambda: found.unseen, f"{found.path}: has no unseen.csv: unseen-clients is not set, or"),
         (lambda: found.predict(9, images), "client 9: must be 0 to 3"),
         (lambda: found.predict(0, images.astype(int)), "x: images has dtype int64; must be"),
         (lambda: found.predict(0, images[:, :5]), "x: images of [C, H, W] = [1, 5, 8];"),
