@@ -1,7 +1,9 @@
 """Units of systemd and containers."""
 
 import argparse
+import os
 import re
+import shlex
 import shutil
 import subprocess
 from configparser import ConfigParser
@@ -10,14 +12,15 @@ import pytest
 import yaml
 
 from fedapps.cli import nightly
+from fedapps.core.flower import bin_dir
 from tests.deploy.helpers import DEPLOY
 from tests.support import ROOT
 
+UNITS = ["fedapps-superlink.service", "fedapps-supernode@.service", "fedapps-nightly.service"]
+
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="2026-11-21: there is no systemd")
-@pytest.mark.parametrize(
-    "name", ["fedapps-superlink.service", "fedapps-supernode@.service", "fedapps-nightly.service"]
-)
+@pytest.mark.parametrize("name", UNITS)
 def test_a_unit_is_valid_and_hardened(name, tmp_path):
     text = (DEPLOY / "systemd" / name).read_text("utf-8")
     assert "/opt/fedapps/bin/" in text
@@ -37,6 +40,35 @@ def test_a_process_that_is_killed_for_its_memory_does_not_end_the_others(name):
     assert unit["Service"]["OOMPolicy"] == "continue"  # systemd's default is to stop the unit
 
 
+def command_of(unit, **specifiers):
+    """The words of a unit's ExecStart, with what systemd puts in the place of %d and the like."""
+    text = (DEPLOY / "systemd" / unit).read_text("utf-8").replace("\\\n", " ")
+    command = re.search(r"^ExecStart=(.*)$", text, re.M)[1]
+    for letter, value in specifiers.items():
+        command = command.replace(f"%{letter}", str(value))
+    return shlex.split(command)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_imports_nothing_from_the_folder_that_code_of_a_run_can_write_to(name, tmp_path):
+    """The nightly unit's has the key that signs, which no such code is to see."""
+    for planted in ("fedapps/__init__.py", "msgspec.py", "flwr.py", "psutil.py"):
+        path = tmp_path / "here" / planted
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise SystemExit('planted code was run')")
+    program, *words = command_of(name, d=tmp_path / "none", S=tmp_path, i="ward-1")
+    done = subprocess.run(
+        [program.replace("/opt/fedapps/bin", str(bin_dir())), *words],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HOME": str(tmp_path), "FLWR_HOME": str(tmp_path / "flwr")},
+    )
+    told = done.stdout + done.stderr
+    assert "planted" not in told
+    assert re.search("^error: |not point to a file", told, re.M), "our own code has run"
+
+
 def test_the_example_of_a_device_sets_what_its_unit_asks_for():
     unit = (DEPLOY / "systemd" / "fedapps-supernode@.service").read_text("utf-8")
     example = (DEPLOY / "systemd" / "supernode.env").read_text("utf-8")
@@ -46,12 +78,11 @@ def test_the_example_of_a_device_sets_what_its_unit_asks_for():
 def test_the_timer_starts_a_unit_whose_command_exists():
     unit = (DEPLOY / "systemd" / "fedapps-nightly.service").read_text("utf-8")
     assert (DEPLOY / "systemd" / "fedapps-nightly.timer").exists()  # a unit of the same name
-    command = re.search(r"^ExecStart=(.*)$", unit.replace("\\\n", " "), re.M)[1]
-    words = command.replace("%d", "/run/credentials").split()
-    assert words[1:4] == ["-m", "fedapps", "nightly"]
+    program, name, *words = command_of("fedapps-nightly.service", d="/run/credentials")
+    assert (program, name) == ("/opt/fedapps/bin/fedapps", "nightly")
     parser = argparse.ArgumentParser()
     nightly.add_arguments(parser)
-    options = parser.parse_args(words[4:])
+    options = parser.parse_args(words)
     given = {
         f"/run/credentials/{name}" for name in re.findall(r"^LoadCredential=(.+):", unit, re.M)
     }
