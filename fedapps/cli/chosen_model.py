@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, printable
 from fedapps.core.options import add_trust
 from fedapps.core.paths import expanded
 
@@ -80,7 +80,7 @@ def open_model(
 
 def _tell(warning: str) -> None:
     if warning:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"warning: {printable(warning)}", file=sys.stderr)
 
 
 def _hint(folder: Path) -> str:

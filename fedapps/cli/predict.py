@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from fedapps.cli.chosen_model import add_model_arguments, read_model
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, printable
 from fedapps.core.paths import expanded
 
 
@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
         print(options.output)
         return 0
     for line in personalized.lines(model.about, *found):
-        print(line)
+        print(printable(line))  # names of classes can be a stranger's
     return 0
 
 
 def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)
+    print(f"note: {printable(line)}", file=sys.stderr)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file
 
 from fedapps.__main__ import main
+from fedapps.cli import predict
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.device import exporting, personalized
@@ -179,6 +180,19 @@ def test_a_strangers_model_file_opens_no_other_file_and_makes_no_folder(trained,
     pixels = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(found(pixels), model(pixels))
+
+
+def test_a_terminal_obeys_nothing_of_a_strangers_model_file(trained, make_npz, tmp_path, capsys):
+    obeyed = [f"\x1b]0;gone\a\x9b2J{number}" for number in range(3)]
+    header = {"names": obeyed, "initial": ["\x1b[31mfc"]}
+    path = forged(trained[1], {}, tmp_path / "forged.safetensors", header)
+    images = ["--input", str(make_npz(tmp_path / "x.npz"))]
+    assert main(["predict", str(path), *images]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("0 ?]0;gone??2J") and (out + err).replace("\n", "").isprintable()
+    assert "no better than chance: ?[31mfc;" in err
+    predict._note("a column \x1b[31mof a stranger")
+    assert capsys.readouterr().err == "note: a column ?[31mof a stranger\n"
 
 
 def forged(state, settings, path, header=None):
