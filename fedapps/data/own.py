@@ -58,8 +58,9 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         check_pixels(found.rows)
     own = () if targets.shape and kind_of(path) != ".npz" else found.names
     if own and [*own] != [*names]:
-        told = f"class_names are {','.join(own)}; the run has {','.join(names)} (class-names)"
-        raise _misfit(path, told)
+        rest = f"the run has {','.join(names)} (class-names)"
+        told = f"class_names are {','.join(own)}; {rest}"
+        raise MisfitError(f"{path}: {told}", f"it has other class_names; {rest}")
     return replace(found, inputs=inputs, targets=targets, scaling=PLAIN)
 
 

@@ -46,10 +46,11 @@ BAD_NODES = {
     ),
 }
 
-# What the server hears, where the reason says something of single samples.
+# What the server hears, where the reason says something of the data themselves.
 UNKNOWN = "its data cannot be used; why is in the output of its SuperNode (journalctl, docker logs)"
 TOLD = dict.fromkeys(("folder", "picture", "file"), UNKNOWN) | {
-    "label": "it has other labels; the run has 0..2 (num-classes)"
+    "label": "it has other labels; the run has 0..2 (num-classes)",
+    "names": "it has other class_names; the run has 0,1,2 (class-names)",
 }
 
 
