@@ -235,7 +235,7 @@ def not_finite(module: nn.Module) -> str:
 def _make_workspace(settings: Settings, device: Device) -> Workspace:
     form = data.Form.of(settings, settings.names)
     own = data.of_device(device.data, *specs_of_devices(settings), form)
-    run = initial.own(settings, device.state_dir)
+    run = initial.own(settings, device.state_dir, device.model_key)
     space = Workspace(run, RunData(run, own, device.client))
     for note in [*own.told, *space.population.told]:  # which can hold values: only here
         log.info("note: %s", note)
@@ -250,7 +250,7 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
     _check_dataset(settings)
     torch.set_num_threads(settings.threads)
     with _making:
-        now = stamp(device.data), stamp(initial.copy(settings, device.state_dir))
+        now = stamp(device.data), stamp(initial.copy(settings, device.state_dir, device.model_key))
         if _stamps.setdefault(device, now) != now:
             _make_workspace.cache_clear()  # old data would only take memory
             _stamps[device] = now

@@ -1,8 +1,8 @@
 """The initial model on a device: it comes with the greeting, is checked, and stays in `state-dir`.
 
 A device uses no path from the server: where `initial-model` names a file there, the device has a
-copy of its own, whose name is a digest of that. So runs that start from different models can take
-turns.
+copy of its own, whose name is a digest of that, and of the key that has signed it. So runs that
+start from different models can take turns, and no other key vouches for a copy.
 """
 
 import hashlib
@@ -33,11 +33,10 @@ def keep(settings: Settings, sent: SignedModel | None, state_dir: Path, key: Pat
     if not settings.initial_model:
         return
     if sent is None:
-        if not copy(settings, state_dir).exists():  # the server sends it once it hears of this
-            raise RunError("initial-model: this device does not have the one of this run any more")
+        own(settings, state_dir, key)  # the server sends it once it hears of an error
         return
     signing.check(sent, key, "initial-model")
-    mine = copy(settings, state_dir)
+    mine = copy(settings, state_dir, key)
     write_whole(mine, sent.content, durable=True)
     with suppress(OSError):  # another process has removed one
         others = {*state_dir.glob(FILES)} - {mine}  # the clock can be behind that of their times
@@ -45,14 +44,25 @@ def keep(settings: Settings, sent: SignedModel | None, state_dir: Path, key: Pat
             path.unlink()
 
 
-def copy(settings: Settings, state_dir: Path) -> Path:
-    """Return where a device keeps its copy of the initial model of a run."""
-    digest = hashlib.sha256(settings.initial_model.encode()).hexdigest()[:16]
-    return state_dir / f"initial-model-{digest}.safetensors"
+def copy(settings: Settings, state_dir: Path, key: Path | None) -> Path:
+    """Return where a device keeps its copy of the initial model of a run, checked with its `key`.
+
+    Raises `RunError` if the key cannot be read.
+    """
+    digest = hashlib.sha256(settings.initial_model.encode())
+    if key is not None:
+        digest.update(signing.public_key(key).public_bytes_raw())
+    return state_dir / f"initial-model-{digest.hexdigest()[:16]}.safetensors"
 
 
-def own(settings: Settings, state_dir: Path) -> Settings:
-    """Return the settings with this device's copy of the initial model, if the run has one."""
+def own(settings: Settings, state_dir: Path, key: Path | None) -> Settings:
+    """Return the settings with this device's copy of the initial model, if the run has one.
+
+    Raises `RunError` if the copy is not there.
+    """
     if not settings.initial_model:
         return settings
-    return msgspec.structs.replace(settings, initial_model=str(copy(settings, state_dir)))
+    mine = copy(settings, state_dir, key)
+    if not mine.exists():
+        raise RunError("initial-model: this device does not have the one of this run any more")
+    return msgspec.structs.replace(settings, initial_model=str(mine))

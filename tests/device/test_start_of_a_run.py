@@ -122,6 +122,30 @@ def test_runs_with_other_initial_models_can_take_turns_on_a_device(flat_config, 
     assert len([*device.state_dir.glob("initial-model*")]) == 2
 
 
+def test_a_device_takes_no_copy_that_another_key_has_signed(flat_config, nodes, night, tmp_path):
+    """Nor one that came when it had no key: the server is asked for the model again."""
+    settings = config.read(flat_config(OWN, RUN, f'initial-model="{night}"'))
+    mine, other = tmp_path / "mine.key", tmp_path / "other.key"
+    for key in (mine, other):
+        signing.make_key(key)
+
+    def problem(key, model=None):
+        return Device.of(nodes[0] | key).hello(settings, model).problem
+
+    gone = "initial-model: this device does not have the one of this run any more"
+    has_key = {"model-key": str(tmp_path / "mine.pub")}
+    assert not problem({}, signing.read(night)) and not problem({})
+    assert problem(has_key) == gone
+    assert "it is not signed" in problem(has_key, signing.read(night))
+    signing.sign(night, mine)
+    assert not problem(has_key, signing.read(night)) and not problem(has_key)
+    (tmp_path / "mine.pub").write_bytes((tmp_path / "other.pub").read_bytes())
+    assert problem(has_key) == gone
+    with pytest.raises(RunError, match=f"^{gone}$"):  # in a run that goes on since
+        device_workspace(settings, Device.of(nodes[0] | has_key))
+    assert "not signed with the key of" in problem(has_key, signing.read(night))
+
+
 def test_a_key_that_cannot_be_used_is_said_by_the_device(device_run, nodes, read_csv):
     """Even if no model has come yet that it would have to check."""
     nodes[0]["model-key"] = "model.pub"
