@@ -43,7 +43,8 @@ def epsilon(spent: Spent, delta: float) -> float:
         return 0.0
     if not all(map(float, spent.updates)):
         return math.inf
-    rho = sum(2 * count / float(noise) ** 2 for noise, count in spent.updates.items())
+    # The square of a noise can be too small for a float; this is infinite then.
+    rho = sum(2 * n / float(noise) / float(noise) for noise, n in spent.updates.items())
     orders = 1 + np.logspace(-4, 6, 10_000)
     # Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy, Proposition 12
     more = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)

@@ -169,7 +169,17 @@ def test_epsilon_is_that_of_the_accountant(updates):
 
 def test_epsilon_of_nothing_and_of_no_noise():
     assert spending.epsilon(spending.Spent(), DELTA) == 0.0
-    assert spending.epsilon(spending.Spent({"0.0": 1, "1.0": 1}), DELTA) == float("inf")
+    for noise in ("0.0", "5e-324", "1e-200", "1e-160"):
+        assert spending.epsilon(spending.Spent({noise: 1, "1.0": 1}), DELTA) == float("inf")
+
+
+def test_after_an_update_with_hardly_any_noise_a_budget_is_spent(tmp_path):
+    run = RUN, 'dataset="device"'
+    spending.count(
+        config.read(config.parse([*run, "dp.noise-multiplier=1e-200"])).dp, tmp_path, None
+    )
+    with pytest.raises(RunError, match=r"^dp-budget = 8: .* so its epsilon has no limit any more"):
+        spending.check(config.read(config.parse([*run])).dp, tmp_path, 8.0)
 
 
 @pytest.mark.parametrize("options", ['dp.mode="none"', "dp.noise-multiplier=0.0"])
