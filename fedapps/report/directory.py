@@ -184,7 +184,7 @@ def _reading(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             yield file
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise RunError(f"cannot read {path}: {error}") from error
 
 

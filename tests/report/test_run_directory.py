@@ -114,6 +114,13 @@ def test_a_table_never_holds_half_a_row(tmp_path):
     assert table.read_text("utf-8") == "a,b\n"
 
 
+def test_a_cell_beyond_the_limit_of_python_is_a_line(tmp_path):
+    table = tmp_path / "events.csv"
+    directory.start(table, [["round", "detail"], [1, "x" * 200_000]])
+    with pytest.raises(RunError, match=r"^cannot read .*events\.csv: field larger than"):
+        directory.lines(table)
+
+
 def test_rows_are_counted_as_they_are_read(tmp_path):
     table = tmp_path / "events.csv"
     assert directory.row_count(table) == 0

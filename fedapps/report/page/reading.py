@@ -1,5 +1,6 @@
 """Read the files of a run directory for its page; the run can be old or unfinished."""
 
+import csv
 import json
 import math
 import os
@@ -130,22 +131,22 @@ class TableReader:
                     end, head, rows = 0, "", []
                 file.seek(end)
                 data = file.read()
-        except OSError:
+            size = data.rfind(b"\n") + 1
+            *lines, begun = _plain(data).split("\n")  # `splitlines` would cut names, too
+            if not head and lines:
+                head = lines.pop(0)
+            rows = rows + rows_of([head, *lines])
+            self._known[path] = end + size, head, rows  # at once, because visits can overlap
+            return rows + (rows_of([head, begun]) if head else [])
+        except (OSError, csv.Error):
             return []
-        size = data.rfind(b"\n") + 1
-        *lines, begun = _plain(data).split("\n")  # `splitlines` would cut names, too
-        if not head and lines:
-            head = lines.pop(0)
-        rows = rows + rows_of([head, *lines])
-        self._known[path] = end + size, head, rows  # at once, because visits can overlap
-        return rows + (rows_of([head, begun]) if head else [])
 
 
 def _last_evaluation(path: Path) -> list[Row]:
     """Parse only the lines of the last round: the whole table can be long."""
     try:
         return rows_of(map(_plain, next(backwards(path), [])))
-    except OSError:
+    except (OSError, csv.Error):
         return []
 
 
