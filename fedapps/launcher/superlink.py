@@ -57,15 +57,20 @@ class SuperLink:
 
 
 def superlink(home: Path | None) -> SuperLink | None:
-    """Return the SuperLink that `flwr run` started for `home`, if it is running."""
+    """Return the SuperLink that `flwr run` started for `home`, if it is running and this user's.
+
+    Another user could give any process its words, and get this user's runs.
+    """
     log_file = str(log_of(home))
     for process in living():
         words = process.info["cmdline"]
         scripts = [word for word in words[:2] if Path(word).name == "flower-superlink"]
         if scripts and "--log-file" in words and "--port" in words:
             options = dict(itertools.pairwise(words))
-            if os.path.realpath(options["--log-file"]) == os.path.realpath(log_file):
-                return SuperLink(process.pid, int(options["--port"]), Path(scripts[0]).parent)
+            same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
+            with contextlib.suppress(psutil.Error):  # it is gone
+                if same and process.uids().real == os.getuid():
+                    return SuperLink(process.pid, int(options["--port"]), Path(scripts[0]).parent)
     return None
 
 

@@ -601,6 +601,9 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         assert [family.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
         link = superlink.superlink(tmp_path)
         assert link == SuperLink(family.pid, 21001, tmp_path)
+        with monkeypatch.context() as patch:  # anybody can give a process these words
+            patch.setattr(os, "getuid", lambda: psutil.Process(family.pid).uids().real + 1)
+            assert superlink.superlink(tmp_path) is None
         children = [p.pid for p in processes.living() if p.ppid() == family.pid]
         assert len(children) == 2
         assert superlink.stop(tmp_path) is True
