@@ -1,6 +1,6 @@
 """The columns of the tables in a run directory; they depend on the task, and on virtual time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -166,32 +166,41 @@ def columns_of(
 
     With the names of clients or classes, their table has a column for them; if the run is `timed`,
     rounds.csv has one for virtual time. The figures of all methods count, because all runs have the
-    same columns; but not those that `check_figures` refuses in the runs of their method. Raises
-    `RunError` if two methods declare different figures with the same name.
+    same columns; but not those that `check_figures` refuses in the runs of their method.
     """
-    known = {figure.name: ("fedapps", figure) for figure in _named(GENERAL.values(), task)}
-    for method in registry.names():
-        for figure in _named(_figures_of(method), task):
-            other, same = known.setdefault(figure.name, (method, figure))
-            if same != figure:
-                where = f"{other} and {method} declare it differently"
-                raise RunError(f"figure {figure.name}: {where}; rename one, or make both equal")
-    figures = (figure for _, figure in known.values() if not _misfit(task, figure))
+    figures = (figure for _, figure in _fitting(task).values())
     return Columns(task, tuple(figures), names, class_names, timed)
 
 
 def check_figures(method: str, figures: Iterable[Figure], task: Task) -> None:
-    """Raise `RunError` if one of a method's figures cannot be a column, or those of all cannot."""
-    columns_of(task)
+    """Raise `RunError` if one of a method's figures cannot be a column beside all others."""
+    columns_of(task)  # the task's own metrics
+    known = _fitting(task)
     for figure in _named(figures, task):
-        if problem := _misfit(task, figure):
+        if problem := _misfit(task, figure, known):
             raise RunError(f"{registry.STRATEGIES}/{method}.py: {problem}")
 
 
-def _misfit(task: Task, figure: Figure) -> str:
-    """Return why a figure cannot be a column; "" if it can."""
+def _fitting(task: Task) -> dict[str, tuple[str, Figure]]:
+    """Return by name the figures that can be columns together, each with who declares it first."""
+    known: dict[str, tuple[str, Figure]] = {}
+    of_methods = ((name, _figures_of(name)) for name in registry.names())
+    for who, figures in (("fedapps", tuple(GENERAL.values())), *of_methods):
+        for figure in _named(figures, task):
+            if figure.name not in known and not _misfit(task, figure, known):
+                known[figure.name] = who, figure
+    return known
+
+
+def _misfit(task: Task, figure: Figure, known: Mapping[str, tuple[str, Figure]]) -> str:
+    """Return why a figure cannot be a column beside those that are known; "" if it can."""
+    who, same = known.get(figure.name, ("", figure))
+    if figure != same:
+        other = f"{who} declares it differently"
+        return f"figure {figure.name}: {other}; rename one, or make both equal"
+    beside = {name: one for name, (_, one) in known.items()} | {figure.name: figure}
     try:
-        Columns(task, (figure,))
+        Columns(task, tuple(beside.values()), timed=True)
     except RunError as error:
         return str(error)
     return ""

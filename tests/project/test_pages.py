@@ -403,8 +403,9 @@ def test_figures_on_the_page_of_hooks_go_with_those_of_all_methods(monkeypatch):
     monkeypatch.setattr(registry, "names", lambda: (*names, *methods))
     own = columns._figures_of
     monkeypatch.setattr(columns, "_figures_of", lambda name: methods.get(name) or own(name))
-    found = columns.columns_of.__wrapped__(CLASSIFICATION)
-    assert {"accuracy_own", "accuracy_global"} <= {figure.name for figure in found.figures}
+    found = columns.columns_of.__wrapped__(CLASSIFICATION).figures
+    assert {"accuracy_own", "accuracy_global"} <= {figure.name for figure in found}
+    assert {figure.named(CLASSIFICATION.lead) for figure in methods["shown"]} <= {*found}
 
 
 def members():

@@ -671,14 +671,11 @@ def test_a_figure_out_of_its_range_is_refused(value):
         given([figure("toy", low=-2.0, high=3.0)], {"toy": value})
 
 
-def test_figures_that_cannot_be_columns_are_refused(declare):
+def test_figures_that_cannot_be_columns_are_refused():
     with pytest.raises(RunError, match=r"figure toy: after = \"nothing\": must be one of round, "):
         columns.Columns(CLASSIFICATION, (figure("toy", after="nothing"),))
     with pytest.raises(RunError, match=r"figure seconds: rounds\.csv has another column"):
         columns.Columns(CLASSIFICATION, (figure("seconds"),))
-    declare(figure("accuracy_without_head", low=-1.0))
-    with pytest.raises(RunError, match="figure accuracy_without_head: fedapps and fedper declare"):
-        columns.columns_of(CLASSIFICATION)
 
 
 @pytest.mark.parametrize(("metrics", "figures", "told"), [
@@ -700,14 +697,19 @@ def test_what_begins_like_the_columns_of_a_metric_is_one_of_them(metrics, figure
     (figure("mae_local"), "column mae_local: columns that begin with mae_ are those of the metric"),
     (figure("seconds"), r"figure seconds: rounds\.csv has another column of this name; rename it"),
     (figure("late", after="never"), r'figure late: after = "never": must be one of round, '),
+    (figure("virtual_seconds"), r"figure virtual_seconds: rounds\.csv has another column of this"),
+    (figure("toy_weighted"), r"figure toy_weighted: rounds\.csv has another column of this name"),
+    (figure("mae_without_head", low=-1), "figure mae_without_head: fedapps declares it differ"),
+    (figure("toy", weighted=True, high=9), "figure toy: fedper declares it differently; rename"),
 ])  # fmt: skip
 def test_a_figure_that_is_no_column_concerns_its_method_alone(declare, wrong, told):
     """Runs of others start, and their finished ones are plotted; the line says whose it is."""
-    task, toy = TASKS["regression"], figure("toy")
+    task, toy = TASKS["regression"], figure("toy", weighted=True)
     declare(toy)
     before = columns.columns_of(task).rounds
     declare(toy, wrong)
     assert "toy" in before and columns.columns_of(task).rounds == before
+    assert columns.columns_of(task, timed=True).rounds == (*before, "virtual_seconds")
     columns.check_figures("fedavg", (), task)
     with pytest.raises(RunError, match=rf"^strategies/fedper\.py: {told}"):
         columns.check_figures("fedper", (toy, wrong), task)
@@ -723,6 +725,18 @@ def test_its_runs_end_before_they_have_a_folder(declare, flat_config, tiny_npz):
         MetricChecks(registry.strategy_class("fedper")(space))
     space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedavg"')))
     MetricChecks(registry.strategy_class("fedavg")(space))
+
+
+def test_of_two_methods_whose_figures_do_not_go_together_the_later_one_ends(declare, monkeypatch):
+    toy, other = figure("toy", weighted=True), figure("toy_weighted")
+    monkeypatch.setattr(registry.strategy_class("fedrep"), "figures", (other,))
+    declare(toy)
+    known = columns.columns_of(CLASSIFICATION).figures
+    assert toy in known and other not in known
+    for method, figures in [("fedper", (toy,)), ("fedavg", ())]:
+        columns.check_figures(method, figures, CLASSIFICATION)
+    with pytest.raises(RunError, match=r"^strategies/fedrep\.py: figure toy_weighted: rounds"):
+        columns.check_figures("fedrep", (other,), CLASSIFICATION)
 
 
 @pytest.mark.parametrize("name", TASKS)
