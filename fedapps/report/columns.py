@@ -38,6 +38,8 @@ MEASURED = (
     Measured("num_test", head="scored samples"),
     Measured("loss", float),
 )
+# What clients.csv has and rounds.csv has not; a figure of this name would take its place.
+OF_CLIENT = (*(column.name for column in MEASURED), "name")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Columns:
                 raise RunError(
                     f'figure {figure.name}: after = "{figure.after}": must be one of'
                     f" {', '.join(self._base)}"
+                )
+            if figure.name in OF_CLIENT:
+                raise RunError(
+                    f"figure {figure.name}: clients.csv has another column of this name; rename it"
                 )
         for name in self.rounds:
             if self.rounds.count(name) > 1:
