@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from flwr.app import Message
@@ -19,6 +20,13 @@ from fedapps.wire.health import Clock, Health
 FILE = "devices.json"
 EVERY = 10.0  # seconds between two writings if nobody has come or gone
 Event = Callable[[int | str, str, str], None]  # of a client or "server": kind and detail
+
+
+class LeftOut(NamedTuple):
+    """Why a SuperNode is left out, and which client of the run it says it is, if any."""
+
+    reason: str
+    client: int | None = None
 
 
 class Contact(msgspec.Struct, kw_only=True):
@@ -94,9 +102,8 @@ class Lookout:
         if about is not None:
             now = time.time()
             self._told[node] = about, Clock.of(about.clock, now - took, now)
-            for known in self._contacts.values():  # even if it is left out now
-                if known.node == str(node):
-                    known.answered = known.seen = now
+            for known in self._of(node, None):  # even if it is left out now
+                known.answered = known.seen = now
 
     def asks(self, nodes: Collection[int]) -> None:
         """Note that from now on the server waits for answers of these SuperNodes only."""
@@ -125,28 +132,38 @@ class Lookout:
             contact.answered, contact.seen, contact.there, contact.asked = now, now, True, 0.0
             self._write(now)
 
-    def look(self, fleet: Fleet, left_out: Mapping[int, str]) -> None:
+    def look(self, fleet: Fleet, left_out: Mapping[int, LeftOut]) -> None:
         """Note which devices are there, and record the events of those that have answered.
 
-        `left_out` are the SuperNodes that are connected, but do not fit now, with the reasons.
+        `left_out` are the SuperNodes that are connected, but do not fit now.
         """
         if self.folder is None:
             return
         now, before = time.time(), (self._clients, self._left_out)
         self._clients = {bound.node: client for client, bound in fleet.bound.items()}
-        self._left_out, out = sorted(left_out.values()), {*map(str, left_out)}
+        self._left_out = sorted(misfit.reason for misfit in left_out.values())
         told = {node: self._told.pop(node) for node in self._clients.keys() & self._told.keys()}
         changed = bool(told) or before != (self._clients, self._left_out)
         server = self._server(now) if changed else None
         for contact in self._contacts.values():
             contact.there, contact.asked = contact.client in fleet.bound, 0.0
-            contact.left_out = not contact.there and contact.node in out
+            contact.left_out = False
+        for node, misfit in left_out.items():
+            for contact in self._of(node, misfit.client):
+                if contact.client not in fleet.bound:
+                    contact.node, contact.left_out, contact.seen = str(node), True, now
         for node, client in self._clients.items():
             contact = self._contacts.setdefault(client, Contact(client=client))
             contact.node, contact.there, contact.seen = str(node), True, now
             if server and node in told:
                 self._examine(contact, *told[node], server)
         self._write(now, server)
+
+    def _of(self, node: int, client: int | None) -> list[Contact]:
+        """Return the device that a SuperNode says it is; if it says none, what it was before."""
+        if client is None:
+            return [known for known in self._contacts.values() if known.node == str(node)]
+        return [self._contacts.setdefault(client, Contact(client=client))]
 
     def _examine(self, contact: Contact, about: Health, clock: Clock, server: Health) -> None:
         """Take over what a device has said of itself."""

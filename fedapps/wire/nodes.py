@@ -12,7 +12,7 @@ from fedapps.core import log
 from fedapps.core.errors import RunError
 from fedapps.core.signing import SignedModel
 from fedapps.core.words import number
-from fedapps.wire.contacts import Lookout
+from fedapps.wire.contacts import LeftOut, Lookout
 from fedapps.wire.fleet import Bound, Fleet
 from fedapps.wire.grid import StreamingGrid, poll_wait
 from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
@@ -89,7 +89,7 @@ class NodeRegistry:
         self.complete = False  # whether there have ever been enough
         self._guests: dict[int, Guest] = {}  # by node, ascending
         self._places = itertools.count(1)
-        self._rejected: dict[int, str] = {}  # by node: the reason
+        self._rejected: dict[int, LeftOut] = {}  # by node
         self._reported: dict[int, str] = {}  # by node: the reason that was told last
         self._busy: dict[int, int | str] = {}  # by node: the clients left out only as they are late
         self._patience = HELLO_WAIT
@@ -268,7 +268,9 @@ class NodeRegistry:
     def _reject(self, node: int, hello: Hello, problem: str) -> None:
         """Leave a SuperNode out, and log the reason once."""
         client = "" if hello.client == "any" else f", client {hello.client}"
-        self._rejected[node] = reason = f"SuperNode {node}{client}: {problem}"
+        reason = f"SuperNode {node}{client}: {problem}"
+        own = None if hello.client == "any" else hello.client
+        self._rejected[node] = LeftOut(reason, own if own in range(self.device_count) else None)
         if self._reported.get(node) != reason:
             log.info("left out: %s", reason)
             who = "server" if hello.client == "any" else hello.client
@@ -279,7 +281,7 @@ class NodeRegistry:
         """Say how many SuperNodes there are, which were left out, and which did not answer."""
         count = f"{self._ready(fleet)} of {self.at_least} SuperNodes"
         waited = "" if self.closed else f" after {self.timeout:g} s (round-timeout)"
-        reasons = "; ".join(_first_three([*self._rejected.values()]))
+        reasons = "; ".join(_first_three([misfit.reason for misfit in self._rejected.values()]))
         rejected = f"; left out: {reasons}" if reasons else ""
         silent = ", ".join(_first_three([f"SuperNode {node}" for node in unknown]))
         mute = f"; no answer from {silent}: see what is printed there" if silent else ""

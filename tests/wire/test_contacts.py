@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedapps.wire import contacts, health, nodes
-from fedapps.wire.contacts import Lookout, read
+from fedapps.wire.contacts import LeftOut, Lookout, read
 from fedapps.wire.fleet import Bound, Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.health import DAY, Clock, Health
@@ -134,7 +134,7 @@ def server(tmp_path, monkeypatch):
 def test_a_device_that_is_gone_keeps_its_last_contact(server):
     server.look(0, 3, c0=about(), c3=about(NOW - 0.25))
     server.now += 3600
-    found = server.look(0, left_out={9: "SuperNode 9: no"})
+    found = server.look(0, left_out={9: LeftOut("SuperNode 9: no")})
     assert (found[0].there, found[0].seen, found[0].answered) == (True, NOW + 3600, NOW)
     assert (found[3].there, found[3].seen, found[3].node) == (False, NOW, "13")
     assert (found[3].ahead, found[3].within) == (0.0, 0.25)
@@ -149,10 +149,30 @@ def test_a_device_that_is_gone_keeps_its_last_contact(server):
 def test_an_answer_of_a_device_that_is_left_out_is_a_contact(server):
     server.look(0, c0=about())
     server.now += 3600
-    found = server.look(left_out={10: "SuperNode 10, client 0: no"}, c0=about(server.now))
+    found = server.look(left_out={10: LeftOut("SuperNode 10: broken")}, c0=about(server.now))
     assert (found[0].there, found[0].seen, found[0].answered) == (False, server.now, server.now)
     assert found[0].left_out and not server.look()[0].left_out, "it has gone"
-    assert not server.look(0, left_out={11: "SuperNode 11: no"})[0].left_out
+    assert not server.look(0, left_out={11: LeftOut("SuperNode 11: no", 0)})[0].left_out
+
+
+def test_a_device_that_is_left_out_is_known_by_its_client(server):
+    """A restarted SuperNode has another number, and one that never took part is none before."""
+    server.look(0, 3, c0=about(), c3=about())
+    server.now += 3600
+    no = {node: LeftOut(f"client {client}: no", client) for node, client in ((77, 3), (78, 1))}
+    for found in (server.look(0, left_out=no), server.look(0, left_out=no)):
+        assert {client: one.left_out for client, one in found.items()} == {
+            0: False,
+            1: True,
+            3: True,
+        }
+        assert {one.seen for one in found.values()} == {server.now}
+        assert (found[1].node, found[3].node, found[3].answered) == ("78", "77", NOW)
+    server.now += contacts.EVERY
+    server.lookout.waits(lambda: [10, 77])
+    assert [one.seen for one in server.known.devices] == [server.now, NOW + 3600, server.now]
+    found = server.look(0, 3)
+    assert not any(one.left_out for one in found.values()) and not found[1].there
 
 
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):

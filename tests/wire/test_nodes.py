@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedapps.core.errors import RunError
 from fedapps.core.signing import SignedModel
 from fedapps.wire import nodes as nodes_module
-from fedapps.wire.contacts import Lookout
+from fedapps.wire.contacts import Lookout, read
 from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.hello import read_greeting
@@ -383,6 +383,21 @@ def test_who_claims_more_samples_than_can_be_is_left_out(part, capsys):
     assert list(make_registry(grid).wait_for_nodes().bound) == [1]
     reason = f"it claims 11 {part} samples: at most 10 (max-samples)"
     assert capsys.readouterr().out.strip().endswith(f"left out: SuperNode 1, client 0: {reason}")
+
+
+def test_the_file_of_devices_has_those_that_are_left_out_under_their_clients(tmp_path):
+    """Client 1 has restarted as node 4, and has no samples any more; client 2 never had any."""
+    none = {"train": 0}
+    polls = [[owner(1, 0), owner(2, 1)], [owner(3, 2, **none), owner(4, 1, **none), owner(5, 9)]]
+    grid = FakeGrid(polls=polls, nodes=[[1, 2], [1, 3, 4, 5]])
+    registry = make_registry(grid)
+    registry.lookout = Lookout(tmp_path)
+    assert list(registry.wait_for_nodes().bound) == [0, 1]
+    assert list(registry.wait_for_nodes().bound) == [0]
+    known = read(tmp_path)
+    told = [(one.client, one.node, one.there, one.left_out) for one in known.devices]
+    assert told == [(0, "1", True, False), (1, "4", False, True), (2, "3", False, True)]
+    assert len(known.left_out) == 3, "there is no client 9"
 
 
 def test_who_left_and_came_back_is_greeted_as_new():
