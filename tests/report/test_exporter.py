@@ -10,6 +10,7 @@ import urllib.request
 from collections import Counter
 from functools import partial
 
+import msgspec
 import pytest
 
 from deploy.deployment import free_port
@@ -98,6 +99,18 @@ def test_the_figures_are_those_of_the_run_directory(folder):
     assert of("device_info", client="6", **VERSIONS) not in found, "it has not told"
     assert found[of("warning", who="client 4", kind="clock")] == 1
     assert found[of("run_running")] == 0 and found[of("rounds_planned")] == 20
+
+
+def test_a_device_that_is_connected_but_left_out_is_told_apart_from_one_that_is_gone(folder):
+    known = contacts.read(folder)
+    known.devices[9].there, known.devices[9].left_out = False, True
+    (folder / contacts.FILE).write_bytes(msgspec.json.encode(known))
+    found = {metric.name: metric for metric in exporter.of_run(folder)()}
+    both = [
+        {int(sample.labels["client"]) for sample in found[name].samples if sample.value == 1}
+        for name in ("fedapps_device_there", "fedapps_device_left_out")
+    ]
+    assert both == [{*range(DEVICES)} - {*GONE, 9}, {9}]
 
 
 def report_later(folder):
