@@ -259,9 +259,9 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
 def _are_values(first: Sequence[str], below: Sequence[str]) -> bool:
     """Tell whether all cells of the first line, or all but one, are numbers that are no names.
 
-    Names can be whole numbers in ascending order; `MANY` that rise or fall in about even steps, or
-    `LONG` in any, unless those `below` fall, too; and whole ones above others, if they are `MANY`
-    or leave no gap. A missing value below tells nothing.
+    Names can be whole numbers that rise, without a gap, in even steps or `MANY`; `MANY` that rise
+    or fall in about even steps, or `LONG` in any, unless those `below` fall, too; and whole ones
+    above others, if they are `MANY` or leave no gap. A missing value below tells nothing.
     """
     found = [float(cell) for cell in first if _VALUE.fullmatch(cell)]
     if len(found) < max(2, len(first) - 1):
@@ -275,7 +275,7 @@ def _are_values(first: Sequence[str], below: Sequence[str]) -> bool:
     even = all(max(pair) <= 1.5 * min(pair) for pair in pairwise(steps))
     falls &= numbers != sorted(numbers, reverse=True)
     return len({*found}) < len(found) or not (
-        (rises and whole)
+        (rises and whole and (gapless or len(found) >= (3 if {*steps} == {steps[0]} else MANY)))
         or ((rises or falls) and len(found) >= (MANY if even else LONG))
         or (whole and not any(map(_NUMBER.match, under)) and len(under) >= (2 if gapless else MANY))
     )
