@@ -57,11 +57,14 @@ class SuperLink:
 
 
 def superlink(home: Path | None) -> SuperLink | None:
-    """Return the SuperLink that `flwr run` started for `home`, if it is running and this user's.
+    """Return the SuperLink that `flwr run` started for `home`, if it is running.
 
-    Another user could give any process its words, and get this user's runs.
+    It must be of this user, or of the owner of `home`: anybody else could give any process its
+    words, and get this user's runs.
     """
-    log_file = str(log_of(home))
+    log_file, owners = log_of(home), {os.getuid()}
+    with contextlib.suppress(OSError):  # there is none, or it is out of reach
+        owners.add(log_file.stat().st_uid)
     for process in living():
         words = process.info["cmdline"]
         scripts = [word for word in words[:2] if Path(word).name == "flower-superlink"]
@@ -69,7 +72,7 @@ def superlink(home: Path | None) -> SuperLink | None:
             options = dict(itertools.pairwise(words))
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
-                if same and process.uids().real == os.getuid():
+                if same and process.uids().real in owners:
                     return SuperLink(process.pid, int(options["--port"]), Path(scripts[0]).parent)
     return None
 

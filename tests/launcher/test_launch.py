@@ -604,6 +604,9 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         with monkeypatch.context() as patch:  # anybody can give a process these words
             patch.setattr(os, "getuid", lambda: psutil.Process(family.pid).uids().real + 1)
             assert superlink.superlink(tmp_path) is None
+            log_file.parent.mkdir()
+            log_file.touch()  # it belongs to who runs the process, as for root with a user's home
+            assert superlink.superlink(tmp_path) == link
         children = [p.pid for p in processes.living() if p.ppid() == family.pid]
         assert len(children) == 2
         assert superlink.stop(tmp_path) is True
