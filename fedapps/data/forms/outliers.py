@@ -126,19 +126,23 @@ def _repeated(rows: np.ndarray) -> Iterator[tuple[int, float]]:
     for place, column in enumerate(few.T):
         values, counts = np.unique(column[np.isfinite(column)], return_counts=True)
         for end in {0, len(values) - 1} if len(values) > LEAST else ():
-            if counts[end] >= OFTEN and _apart(column, values[end]):
-                yield place, float(values[end])
+            value = float(values[end])
+            if counts[end] >= OFTEN and _apart(column, value):
+                yield place, value
 
 
 def _apart(column: np.ndarray, value: float) -> float:
     """Return how far a value is from all others, in their ranges; 0 if it may be one of them.
 
-    A 0 always may, such as no income at all.
+    Those that may not are made of nines, such as 999 or -99, or hundreds alone in being negative,
+    such as -200. Any other can be the end of a scale, or a 0 that was transformed with the rest.
     """
     others = column[np.isfinite(column) & (column != value)]
     low, high = others.min(), others.max()
     gap = float(max(low - value, value - high) / (high - low)) if high > low else 0.0
-    return gap if value and gap >= APART else 0.0
+    nines, hundreds = {*f"{abs(value):.0f}"} == {"9"}, value < 0 <= low and not value % 100
+    odd = value.is_integer() and (nines or hundreds)
+    return gap if odd and gap >= APART else 0.0
 
 
 def _mark(targets: bool) -> str:

@@ -62,6 +62,8 @@ def test_a_row_is_that_of_the_sample_whatever_its_shape():
 
 
 SPARSE = np.where(np.arange(N) % 25, 0, DRAWS.uniform(200, 5e3, N))
+SCALED = np.where(np.arange(N) % 10, 0, SENSOR + 100)
+SCALED = (SCALED - SCALED.mean()) / SCALED.std()
 ORDINARY = {
     "normal": SENSOR,
     "far from 0": SENSOR + 1e7,
@@ -83,6 +85,9 @@ ORDINARY = {
     "student": DRAWS.standard_t(2, N),
     "two far groups": np.where(np.arange(N) % 4, SENSOR, SENSOR + 1e6),
     "a year missing as 0": changed(DRAWS.integers(1950, 2020, N), slice(0, 40), 0),
+    "nothing as 0, standardized": SCALED,
+    "nothing as 0, in logarithms": np.log10(np.where(np.arange(N) % 3, SENSOR, 0) + 1e-3),
+    "full marks": changed(DRAWS.integers(60, 80, N), slice(0, 40), 100),
     "nothing as 0": changed(DRAWS.uniform(1e4, 2e4, N), slice(0, 400), 0),
     "at the end of a scale": np.minimum(DRAWS.uniform(0, 100, N), 80),
     "-1 beside counts": changed(DRAWS.poisson(30, N), slice(0, 40), -1),
@@ -108,10 +113,10 @@ class TestMarks:
         assert lines(values, targets=True)[0].endswith("missing values, leave their rows out")
 
     def test_the_farthest_column_names_the_others_and_slips_are_told_once(self):
-        values = np.stack([changed(SENSOR, slice(9, 50), mark) for mark in (-20, -40, 1e6)], 1)
+        values = np.stack([changed(SENSOR, slice(9, 50), mark) for mark in (-99, -200, 1e6)], 1)
         slip, mark = lines(values, ["a", "b", "c"])
         assert slip.startswith("row 9: c: 41 of 2000 values, such as 1e+06, are far")
-        assert "b: 41 of 2000 values are -40" in mark
+        assert "b: 41 of 2000 values are -200" in mark
         assert mark.endswith("; likewise a")
 
     def test_a_value_in_between_that_few_rows_hide_is_seen(self):
