@@ -21,7 +21,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.options import Flat, add_run_config, parse_options
 from fedapps.core.paths import expanded
 from fedapps.core.stopping import Stopped
-from fedapps.core.words import spans
+from fedapps.core.words import number, spans
 
 if TYPE_CHECKING:
     from fedapps.compare.comparison import Comparison
@@ -81,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     grid = points(axes, base, read_seeds(options.seeds) if options.seeds else [])
     for line in without_effect(grid):
         print(line)
+    if part[1] > 1 and part[0] > len(grid):
+        raise RunError(f"--part {options.part}: the sweep has only {number(len(grid), 'run')}")
     folder = (options.output or Path(str(base["runs-dir"])) / "sweep").absolute()
 
     from fedapps.compare.sweep import Sweep
@@ -90,10 +92,11 @@ def run(options: argparse.Namespace) -> int:
         sweep.run()
     except (KeyboardInterrupt, Stopped):
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
-        raise KeyboardInterrupt(f"stopped: {done}; the same command runs the others") from None
+        others = "the others of its part" if part[1] > 1 else "the others"
+        raise KeyboardInterrupt(f"stopped: {done}; the same command runs {others}") from None
     if part[1] > 1:
         done = f"{len(sweep.finished)} of {len(grid)} runs of the whole sweep are finished"
-        print(f"{done}; without --part, the same command compares them")
+        print(f"{done}; without --part, the same command runs the others, and compares all")
     elif sweep.finished:
         from fedapps.compare import files, table
         from fedapps.compare.comparison import compared

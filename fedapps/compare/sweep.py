@@ -73,9 +73,9 @@ class Sweep:
                 progress.look()
 
     def _alone(self) -> ExitStack:
-        """Make and lock the folder of its logs, and those of its parts, or that of its part alone.
+        """Make and lock the folder of its logs, which parts share; each has its own in it.
 
-        Raises `RunError` if another process has locked one.
+        Raises `RunError` if another process has locked them.
         """
         (first, step), logs = self.part, self.folder / LOGS
         own = logs / f"part-{first}-of-{step}" if step > 1 else logs
@@ -83,8 +83,9 @@ class Sweep:
             own.mkdir(parents=True, exist_ok=True)
         told = f"{self.folder}: another sweep works there; wait for it or use another --output"
         with ExitStack() as stack:
-            for folder in [own, *own.glob("part-*")]:
-                stack.enter_context(alone(folder, told))
+            stack.enter_context(alone(own, told))
+            if own != logs:
+                stack.enter_context(alone(logs, told, shared=True))
             return stack.pop_all()
 
     def _is_done(self, point: Point) -> bool:
@@ -112,6 +113,8 @@ class Sweep:
         folder, said = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
         try:
+            if directory.has_finished(folder):  # another part has made it meanwhile
+                return ""
             if folder.exists() and checkpoint.rounds(folder):
                 flat |= {"resume": str(folder), "run-name": ""}
             elif folder.exists():

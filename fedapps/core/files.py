@@ -140,27 +140,27 @@ def remove_left_over(folder: Path) -> None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
+def held(path: Path, shared: bool = False) -> Iterator[bool]:
     """Lock a folder or a file in this context; gives False if another process has locked it.
 
-    The system releases the lock when the process ends, however it ends. Raises `RunError` if the
-    path cannot be opened.
+    A `shared` lock bears others of its kind. The system releases the lock when the process ends,
+    however it ends. Raises `RunError` if the path cannot be opened.
     """
-    with _locked(path, 0, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+    with _locked(path, 0, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB) as free:
         yield free
 
 
 @contextmanager
-def alone(path: Path, told: str) -> Iterator[None]:
+def alone(path: Path, told: str, shared: bool = False) -> Iterator[None]:
     """Lock a folder or a file in this context; raises `RunError` with the text if it is locked.
 
     It is tried twice, because who only looks whether it is locked (`held`) locks it for a moment.
     """
     with ExitStack() as stack:
-        if not (free := stack.enter_context(held(path))):
+        if not (free := stack.enter_context(held(path, shared))):
             stack.close()
             time.sleep(MOMENT)
-            free = stack.enter_context(held(path))
+            free = stack.enter_context(held(path, shared))
         if not free:
             raise RunError(told)
         yield

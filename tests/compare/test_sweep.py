@@ -179,14 +179,20 @@ def test_parts_make_every_nth_run_and_the_whole_compares_them(whole, sweep, own,
     assert runs_in(folder).keys() == {("fedavg", 0), ("fedavg", 1)}
     lines = first["out"].splitlines()
     assert lines[0] == f"2 runs in {folder}"
-    told = "runs of the whole sweep are finished; without --part, the same command compares them"
+    told = (
+        "runs of the whole sweep are finished; without --part, the same command runs the others,"
+        " and compares all"
+    )
     assert lines[-1] == f"2 of 4 {told}"
 
-    with held(folder / "logs" / "part-1-of-2"):  # it goes on
+    logs = folder / "logs"
+    with held(logs, shared=True), held(logs / "part-1-of-2"):  # it goes on
         refused = sweep(words, "/dev/null")
         again = sweep([*words, "--part", "1/2"], "/dev/null")
         other = sweep([*words, "--part", "2/2"], journal)
-    for one in (refused, again):
+    with held(logs):  # as the whole sweep does
+        late = sweep([*words, "--part", "2/2"], "/dev/null")
+    for one in (refused, again, late):
         assert one["status"] == 1 and "another sweep works there" in one["err"]
     assert other["status"] == 0 and other["out"].splitlines()[-1] == f"4 of 4 {told}"
     assert not (folder / "comparison").exists()
@@ -201,6 +207,8 @@ def test_a_part_that_is_none_is_refused(refused):
     for part in ("0/2", "3/2", "2", "a/b", "1/2/3"):
         line = refused("sweep", "lr=0.1,0.2", "--part", part)
         assert line == f"--part {part}: must be K/N with K from 1 to N, such as 1/4"
+    line = refused("sweep", "lr=0.1,0.2", "--part", "3/4")
+    assert line == "--part 3/4: the sweep has only 2 runs"
 
 
 def test_a_finished_sweep_runs_nothing_again(whole, sweep, own, tmp_path):
