@@ -69,7 +69,7 @@ def _of_devices(status: RunStatus) -> "Iterator[Metric]":
         return gauge(f"device_{name}", meaning, there, "client")
 
     yield each("there", "1 if it took part", lambda one: one.there)
-    yield each("left_out", "1 if it was connected, but could not", lambda one: one.left_out)
+    yield each("left_out", "1 if connected, but unable to take part", lambda one: one.left_out)
     yield each("last_contact_timestamp_seconds", "when it was connected last", _last)
     yield each("clock_ahead_seconds", "ahead of the server's clock", lambda one: one.ahead)
     yield each("clock_within_seconds", "how far this can be off", lambda one: one.within)

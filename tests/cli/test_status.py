@@ -130,11 +130,10 @@ def test_what_a_stranger_wrote_into_a_run_does_nothing_to_the_terminal(going, ca
     assert f"started ?[2J{year}" in lines[1]
 
 
-@pytest.mark.parametrize("cell", ["x" * 200_000, "a\rb"])
-def test_a_table_that_cannot_be_parsed_is_as_one_that_is_not_there(cell, going, capsys):
-    """Its cells are longer than Python's limit, or are lines for some and not for others."""
+def test_a_table_that_cannot_be_parsed_is_as_one_that_is_not_there(going, capsys):
+    """It has a cell that is two lines for some and one for others."""
     with (going / "events.csv").open("a", encoding="utf-8", newline="") as table:
-        table.write(f"1,0,failure,{cell}\n")
+        table.write("1,0,failure,a\rb\n")
     lines = shown(capsys, going)
     assert any("2/20" in line or "round 2" in line for line in lines), lines
     assert not any("no reply in time" in line for line in lines)
