@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fedapps.method import BaseStrategy, MethodSettings, Plan, RunError, TrainingStats, doc, replace
+from fedapps.method import BaseStrategy, MethodSettings, Plan, RunError, TrainingStats, doc
 
 
 class Settings(MethodSettings, frozen=True):
@@ -49,5 +49,4 @@ class Centralized(BaseStrategy):
     def after_round(self, round_: int) -> TrainingStats:
         """Train the server's model on the union of the clients' training data."""
         stage = self.stage(round_, self.layout.slice_of(self.options.trainable))
-        stage = replace(stage, prox_mu=0.0)
         return self.train_here(round_, self.workspace.data.union, stage)

@@ -1,7 +1,5 @@
 """The server's own training after each round, on the samples of `server-data`."""
 
-import msgspec
-
 from fedapps.method.flower import BaseStrategy
 from fedapps.training.costs import TrainingStats
 
@@ -17,6 +15,6 @@ def train(strategy: BaseStrategy, round_: int) -> TrainingStats:
     plan = strategy.plan(round_, strategy.workspace.population.some_client)
     shared = {name.partition(":")[0] for name in plan.upload}
     names = tuple(name for name in layout.slice_of(s.server_part) if name in shared)
-    stage = msgspec.structs.replace(strategy.stage(round_, names, epochs=1), prox_mu=0.0)
+    stage = strategy.stage(round_, names, epochs=1)
     samples = strategy.workspace.data.server_samples
     return strategy.train_here(round_, samples, stage).costs_only()

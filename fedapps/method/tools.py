@@ -203,7 +203,12 @@ class StrategyTools:
     def train_here(
         self, round_: int, samples: Samples, stage: Stage, objective: Objective = PLAIN
     ) -> TrainingStats:
-        """Train the server's model in this process, on tensors that are there; return the costs."""
+        """Train the server's model in this process, on tensors that are there; return the costs.
+
+        Without an anchor, no proximal term pulls: the server has received no model to stay near to.
+        """
+        if objective.anchor is None:
+            stage = replace(stage, prox_mu=0.0)
         self.workspace.reset(self.arrays)
         draw = Draw(self.settings.seed, "train", round_, 0)  # as for FedAvg with one client
         done = self.workspace.trainer.train(samples, (stage,), draw, objective)
