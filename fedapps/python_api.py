@@ -4,12 +4,11 @@
 imports what takes long when it is called.
 """
 
-import functools
 import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -43,7 +42,7 @@ def _plainly(function: Callable[P, T]) -> Callable[P, T]:
     What the system refuses, such as a folder that one may not enter, is a `RunError`, too.
     """
 
-    @functools.wraps(function)
+    @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
@@ -91,7 +90,8 @@ class Run:
     @cached_property
     def unseen(self) -> "pd.DataFrame":
         """unseen.csv: as `clients`, a row for each newcomer (`unseen-clients`) after the run."""
-        return self._table(directory.UNSEEN, converters={"name": cells.original})
+        why = "unseen-clients is not set, or the last round has not been run"
+        return self._table(directory.UNSEEN, without=why, converters={"name": cells.original})
 
     @cached_property
     def classes(self) -> "pd.DataFrame":

@@ -11,14 +11,13 @@ from fedapps.report import directory
 from fedapps.report.rows import NEWCOMERS, OF_TRAINING
 
 
-def read(path: Path, content: bytes | None = None, **how: Any) -> pd.DataFrame:
+def read(path: Path, content: bytes | None = None, without: str = "", **how: Any) -> pd.DataFrame:
     """Read a table, or its `content`; `how` are arguments of pandas.read_csv.
 
-    Raises `RunError` if it is damaged, or not there.
+    Raises `RunError` if it is damaged, or not there; `without` says why a run can be without it.
     """
-    if path.name == directory.UNSEEN and not path.exists():
-        why = "unseen-clients is not set, or the last round has not been run"
-        raise RunError(f"{path.parent}: has no {path.name}: {why}")
+    if without and not path.exists():
+        raise RunError(f"{path.parent}: has no {path.name}: {without}")
     try:
         return pd.read_csv(path if content is None else io.BytesIO(content), **how)
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
