@@ -185,6 +185,7 @@ def _locked(path: Path, create: int, operation: int) -> Iterator[bool]:
         yield all(_lock(handle, operation) for handle in handles)
     finally:
         for handle in handles:
+            _lock(handle, fcntl.LOCK_UN)  # a fork that has it open, too, would keep it otherwise
             os.close(handle)
 
 

@@ -25,7 +25,8 @@ def nfs(monkeypatch):
             if operation & fcntl.LOCK_EX:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(handle, operation)
-        locked.append(os.fstat(handle).st_mode)
+        if operation != fcntl.LOCK_UN:
+            locked.append(os.fstat(handle).st_mode)
 
     monkeypatch.setattr(fcntl, "flock", of_nfs)
     return locked
@@ -129,3 +130,23 @@ def test_a_look_at_a_lock_is_waited_for_and_its_holder_is_not(tmp_path, monkeypa
     monkeypatch.setattr(time, "sleep", lambda seconds: look.close())  # it ends meanwhile
     with alone(tmp_path, "mine"), held(tmp_path) as free:
         assert not free
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_is_given_back_is_free_though_a_fork_lives(is_folder, tmp_path):
+    """A fork has all that was open, so to close a lock does not give it back."""
+    path = tmp_path if is_folder else tmp_path / "file"
+    path.touch()
+    waits, ends = os.pipe()
+    with alone(path, "another's"):
+        if not (fork := os.fork()):
+            os.close(ends)
+            os.read(waits, 1)
+            os._exit(0)
+    try:
+        with held(path) as free:
+            assert free
+    finally:
+        os.close(ends)
+        os.waitpid(fork, 0)
+        os.close(waits)
