@@ -1,8 +1,10 @@
 """Tables of run-config keys: types with ranges, meanings, and how values are checked."""
 
 import math
+import os
+import threading
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import tomli_w
@@ -20,6 +22,21 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 OpenFraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+T = TypeVar("T")
+_ALONE = threading.Lock()  # held by who has msgspec read the types of a class
+# A fork has no thread that would go on reading.
+os.register_at_fork(
+    before=_ALONE.acquire, after_in_parent=_ALONE.release, after_in_child=_ALONE.release
+)
+
+
+def learned(cls: type[T]) -> type[T]:
+    """Have msgspec read the types of a class now, before several threads read messages of it.
+
+    It does so for the first message, and another thread's that comes meanwhile crashes the process.
+    """
+    msgspec.json.Decoder(cls)
+    return cls
 
 
 def doc(text: str) -> Meta:
@@ -52,7 +69,8 @@ def convert(values: Mapping[str, Any], cls: type[MethodSettings], prefix: str) -
         if isinstance(value, str) and (problem := problem_of(value)):
             raise RunError(f"{prefix}{key} = {value!r}: {problem}")
     try:
-        return msgspec.convert(dict(values), cls)
+        with _ALONE:
+            return msgspec.convert(dict(values), cls)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`")

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedapps.core.schema import learned
+
 FRAME_HEADER_BYTES = 65_536  # limit of a frame's header, in bytes
 MAX_SIDE = 2**31  # every side and size of a tensor must be below this
 MAX_SIDES = 8  # volumes, and the weights of a Conv3d, have 5
@@ -27,6 +29,7 @@ class BadFrame(ValueError):
     """The received bytes are not a valid frame, or not one that was due."""
 
 
+@learned
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message to or from one client.
 

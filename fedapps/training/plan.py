@@ -2,6 +2,7 @@
 
 import msgspec
 
+from fedapps.core.schema import learned
 from fedapps.models.layers import Layout, Slice
 from fedapps.training.channel import Channel
 
@@ -45,6 +46,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     least: int = 1
 
 
+@learned
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client receives, trains and sends back; slices are tuples of layer names.
 

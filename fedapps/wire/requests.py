@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedapps.core.schema import learned
 from fedapps.models.layers import Arrays, Layout
 from fedapps.secure.masks import length
 from fedapps.training.plan import Plan
@@ -86,6 +87,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
         return len(self.resumed)
 
 
+@learned
 class RequestHeader(RoundInfo, frozen=True, kw_only=True, rename="kebab"):
     """Record `config` of a message: the clients to run and a plan (JSON) for each.
 
