@@ -12,6 +12,7 @@ from fedapps.core.schema import Count
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
 from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
+from fedapps.method.local import keys
 from fedapps.method.update import ClientUpdate
 from fedapps.report.columns import MEASURED, check_figures
 from fedapps.report.rows import ClientEval
@@ -23,13 +24,7 @@ from fedapps.wire.checks import invalid_loss
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
 # Metrics that every evaluation has.
 REPORTED = {column.name: column.reported for column in MEASURED if column.reported}
-KNOWN = {
-    *REPORTED,
-    *(f"finetune_{field.name}" for field in fields(TrainingStats)),
-    LOADED,
-    SAVED,
-    OTHER_DATA,
-}
+OF_STATE = {LOADED, SAVED, OTHER_DATA}
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class MetricChecks:
         """Read the scores of an evaluation."""
         samples, metrics, figures = update.num_examples, update.metrics, self._figures()
         counts = {when: self._counts(when, update) for when in ("initial", "personalized")}
-        known = KNOWN | {f"{when}_{name}" for when, of in counts.items() for name in of}
+        known = OF_STATE | keys(self.strategy.workspace.task)
         self._tell_undeclared(metrics.keys() - known - {f.key or f.name for f in figures})
         before, after = counts["initial"], counts["personalized"]
         for name in self.strategy.workspace.task.of_targets:

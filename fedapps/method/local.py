@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from fedapps.data.spec import Spec
 from fedapps.method.attacks import changed_upload
 from fedapps.method.client import ClientHooks
 from fedapps.method.client_tools import LAST, MODEL, NORMS, keep
@@ -12,6 +13,7 @@ from fedapps.method.figures import LAST_LOCAL, WITHOUT_HEAD
 from fedapps.method.jobs import Scoring, Training, Work, has_own
 from fedapps.method.update import ClientUpdate, Metrics
 from fedapps.models.layers import Arrays, Slice, put, take
+from fedapps.tasks import Task
 from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats, cost_of
 from fedapps.training.evaluation import Score
@@ -50,8 +52,8 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Clien
 def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[ClientUpdate]:
     """Score the received model, personalize it (`personalize`), and score it again.
 
-    The metrics are the loss, what the task counts before and after, and the figures that the
-    strategy declares.
+    The metrics are the loss, what the task counts before and after (`keys`), and the figures that
+    the strategy declares, none of which takes the place of another metric.
     """
     receive(client, plan, received)
     before = cost_of(client.before_scoring, plan, Costs)
@@ -68,7 +70,15 @@ def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Cl
     for when, score in (("initial", initial), ("personalized", personalized)):
         metrics |= {f"{when}_{name}": found.tolist() for name, found in score.counts.items()}
     metrics |= {f"finetune_{name}": n for name, n in dataclasses.asdict(done).items()}
-    return ClientUpdate(client.client, {}, len(client.test_data[1]), metrics | figures)
+    return ClientUpdate(client.client, {}, len(client.test_data[1]), figures | metrics)
+
+
+def keys(task: Task) -> set[str]:
+    """Return the names of an evaluation's metrics that are no figures."""
+    counts = task.sizes(Spec((1,), choices=1))  # the same names for all targets
+    scored = {f"{when}_{name}" for when in ("initial", "personalized") for name in counts}
+    done = {f"finetune_{field.name}" for field in dataclasses.fields(TrainingStats)}
+    return {"num_train", "loss", *scored, *done}
 
 
 def begin(client: ClientHooks) -> None:

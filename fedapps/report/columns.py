@@ -10,6 +10,7 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.core.schema import NonNegative
 from fedapps.method.figures import GENERAL, Figure
+from fedapps.method.local import keys
 from fedapps.tasks import Metric, Task
 
 COSTS = ("bytes_down", "bytes_up", "bytes_eval", "train_macs", "cost_paper", "seconds", "epsilon")
@@ -46,8 +47,9 @@ OF_CLIENT = (*(column.name for column in MEASURED), "name")
 class Columns:
     """The columns of rounds.csv, clients.csv and classes.csv for a task and the methods' figures.
 
-    Raises `RunError` if a figure has the name of another column, or if its `after` is not a column;
-    or if the name of a metric or figure begins like the columns of another metric.
+    Raises `RunError` if a figure has the name of another column, or of what else a client reports,
+    or if its `after` is not a column; or if the name of a metric or figure begins like the columns
+    of another metric.
     """
 
     task: Task
@@ -57,6 +59,8 @@ class Columns:
     timed: bool = False  # whether the run has virtual time
 
     def __post_init__(self) -> None:
+        replied = keys(self.task) | {figure.name for figure in GENERAL.values()}
+        general = {*_named(GENERAL.values(), self.task)}
         for figure in self.figures:
             if figure.after and figure.after not in self._base:
                 raise RunError(
@@ -66,6 +70,10 @@ class Columns:
             if figure.name in OF_CLIENT:
                 raise RunError(
                     f"figure {figure.name}: clients.csv has another column of this name; rename it"
+                )
+            if (name := figure.key or figure.name) in replied and figure not in general:
+                raise RunError(
+                    f"figure {name}: a client's reply has another value of this name; rename it"
                 )
         for name in self.rounds:
             if self.rounds.count(name) > 1:

@@ -304,6 +304,20 @@ def test_a_rehearsed_evaluation_keeps_nothing(settings):
     assert seen == [1.0, 1.0]
 
 
+def test_a_figure_takes_no_value_of_a_reply(settings):
+    """One that is declared under such a name is refused; here, nothing is."""
+
+    class Careless(BaseClient):
+        def extra_scores(self):
+            return {"loss": -1.0, "finetune_macs": -1, "initial_right": [-1] * 3, "own": -1.0}
+
+    run, careless = (
+        rehearse(HeadThenBody, client, settings("fraction-train=1.0")).evaluate(0)
+        for client in (BaseClient, Careless)
+    )
+    assert careless == run | {"own": -1.0}
+
+
 def test_a_rehearsed_strategy_cannot_change_what_clients_sent(rehearsed):
     class Careless(HeadThenBody):
         def aggregate(self, round_, updates):
