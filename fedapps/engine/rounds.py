@@ -57,6 +57,7 @@ class Rounds:
         training = strategy.workspace.population.training
         self.privacy = MODES[s.dp.mode](s, self.layout, strategy.state, training)
         self.privacy.check_strategy(strategy)
+        self.checks = MetricChecks(strategy)
         checks.check_strategy(strategy)
         checks.check_plans(strategy)
         self.clock = clock(strategy)
@@ -64,7 +65,6 @@ class Rounds:
         self.attackers = collusion.attackers(strategy)
         self.told: set[str] = set()  # what attackers send honestly
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
-        self.checks = MetricChecks(strategy)
         self.totals = RoundTotals()
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)

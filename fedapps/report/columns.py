@@ -189,10 +189,13 @@ def columns_of(
 def check_figures(method: str, figures: Iterable[Figure], task: Task) -> None:
     """Raise `RunError` if one of a method's figures cannot be a column beside all others."""
     columns_of(task)  # the task's own metrics
-    known = _fitting(task)
+    known, file = _fitting(task), f"{registry.STRATEGIES}/{method}.py"
+    if not _are_figures(figures):
+        allowed = 'must be a tuple of Figure, such as (Figure("own", "score of the own model"),)'
+        raise RunError(f"{file}: figures = {repr(figures)[:100]}: {allowed}")
     for figure in _named(figures, task):
         if problem := _misfit(task, figure, known):
-            raise RunError(f"{registry.STRATEGIES}/{method}.py: {problem}")
+            raise RunError(f"{file}: {problem}")
 
 
 def _fitting(task: Task) -> dict[str, tuple[str, Figure]]:
@@ -226,6 +229,11 @@ def _named(figures: Iterable[Figure], task: Task) -> Iterator[Figure]:
 
 def _figures_of(method: str) -> tuple[Figure, ...]:
     try:
-        return tuple(registry.strategy_class(method).figures)
+        figures = registry.strategy_class(method).figures
     except Exception:  # a method that cannot be loaded fails only its own runs
         return ()
+    return tuple(figures) if _are_figures(figures) else ()
+
+
+def _are_figures(found: object) -> bool:
+    return isinstance(found, tuple | list) and all(isinstance(each, Figure) for each in found)

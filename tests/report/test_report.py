@@ -726,6 +726,21 @@ def test_a_figure_that_is_no_column_concerns_its_method_alone(declare, wrong, to
     assert own <= {*columns.columns_of(CLASSIFICATION).rounds}
 
 
+@pytest.mark.parametrize("wrong", [
+    {"own": figure("own")}, "own", ("own",), figure("own"), [{"name": "own"}], None,
+])  # fmt: skip
+def test_what_is_no_tuple_of_figures_concerns_its_method_alone(declare, wrong, monkeypatch):
+    """Such as a figure in brackets that lack their comma."""
+    expected = columns.columns_of(CLASSIFICATION).rounds
+    monkeypatch.setattr(registry.strategy_class("fedper"), "figures", wrong)
+    columns.columns_of.cache_clear()
+    assert columns.columns_of(CLASSIFICATION).rounds == expected
+    columns.check_figures("fedavg", (), CLASSIFICATION)
+    line = rf"^strategies/fedper\.py: figures = {re.escape(repr(wrong)[:20])}.*: must be a tuple of"
+    with pytest.raises(RunError, match=line):
+        columns.check_figures("fedper", wrong, CLASSIFICATION)
+
+
 def test_its_runs_end_before_they_have_a_folder(declare, flat_config, tiny_npz):
     declare(figure("accuracy_local"))
     space = Workspace(config.read(flat_config(tiny_npz, 'strategy="fedper"')))
