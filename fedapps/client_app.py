@@ -5,7 +5,6 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 # isort: split
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -36,9 +35,10 @@ from fedapps.method.client_tools import State
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
+from fedapps.training.privacy import check_plan
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.compact import unpacking
-from fedapps.wire.hello import Hello, pack_hello, read_greeting
+from fedapps.wire.hello import Hello, pack_hello, ray_workers, read_greeting
 from fedapps.wire.questions import pack_answer, pack_answers, read_question
 from fedapps.wire.replies import pack_metrics, pack_reply
 from fedapps.wire.requests import Request, RoundInfo, read_request
@@ -163,6 +163,8 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
     def work_on(request: Request, own: Workspace) -> Work[Result]:
         try:
             torch.set_num_threads(own.settings.threads)  # PyTorch keeps this setting per thread
+            if hook is _fit:  # whatever the server says
+                check_plan(space.settings, space.layout, request.plan)
             space.resident.check(info.fingerprint, info.sketch)
             readiness.check(device.ready if device else "")
             store = _store(space, device, info, request.client)
@@ -225,17 +227,6 @@ def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> s
     own = context.node_config.get("state-dir")
     record(expanded(str(own or run_dir), "state-dir"), where, error, aloud=bool(own))
     return cause_of(error, told_to_server(error))
-
-
-def ray_workers() -> int:
-    """Return how many SuperNodes can work at the same time in a simulation; 0 outside of one."""
-    ray = sys.modules.get("ray")  # a simulation has loaded it; otherwise it is not needed
-    if ray is None or not ray.is_initialized():
-        return 0
-    mine = ray.get_runtime_context().get_assigned_resources()
-    there = ray.cluster_resources()
-    counts = [int(there.get(name, 0.0) / share) for name, share in mine.items() if share]
-    return min(counts, default=0)
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:

@@ -4,6 +4,7 @@ If a run on devices starts from given weights, the greeting brings them: record 
 with the bytes of the file, and their manifest and signature in the record `config`.
 """
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -98,3 +99,14 @@ def unpack_hello(reply: Message) -> Hello:
     except (ValueError, KeyError) as error:
         return Hello(problem=f"its answer is broken: {one_line(str(error))}")
     return msgspec.structs.replace(hello, problem=one_line(hello.problem) if hello.problem else "")
+
+
+def ray_workers() -> int:
+    """Return how many SuperNodes can work at the same time in a simulation; 0 outside of one."""
+    ray = sys.modules.get("ray")  # a simulation has loaded it; otherwise it is not needed
+    if ray is None or not ray.is_initialized():
+        return 0
+    mine = ray.get_runtime_context().get_assigned_resources()
+    there = ray.cluster_resources()
+    counts = [int(there.get(name, 0.0) / share) for name, share in mine.items() if share]
+    return min(counts, default=0)

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from fedapps import client_app
-from fedapps.core import config
+from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized, spending
 from fedapps.device.device import Device
+from fedapps.engine import checks, privacy_mode, summing
 from fedapps.engine.accounting import alone, composed
 from fedapps.engine.rounds import Rounds
+from fedapps.method.update import replace
+from fedapps.split import client as split_client
+from fedapps.split import strategy as split_strategy
 from fedapps.wire.questions import pack_question
 from fedapps.wire.serial_grid import SerialGrid
 from tests.device.helpers import RUN as DEVICES
@@ -88,6 +92,40 @@ def test_a_device_refuses_itself_beyond_its_budget(device_run, nodes, read_csv, 
     assert f"left out: {line}" in capsys.readouterr().out
     assert {row["client"] for row in read_csv(folder, "clients.csv")} == {"0", "2"}
     assert counts(nodes)[1] == {"1.0": 3}
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """A server that has left out its own checks of plans, and whether a client has trained."""
+    for module in (checks, privacy_mode):
+        monkeypatch.setattr(module, "check_plan", lambda *_: None)
+    monkeypatch.setattr(split_strategy, "check_settings", lambda *_: None)
+    monkeypatch.setattr(summing, "_cannot", lambda *_: "")
+    seen = []
+    for module, name in ((split_client, "connection"), (client_app.together, "round_of")):
+        monkeypatch.setattr(module, name, lambda *_: seen.append(1))
+    return seen
+
+
+@pytest.mark.parametrize(("mode", "method", "more"), [
+    ("local", "splitlearning", {}),  # each batch would leave on the channel, without noise
+    ("local", "fedavg", {"sends": {"phi/x": (1,)}}),
+    ("central", "fedavg", {"sends": {"phi/x": (1,)}}),
+    ("distributed", "fedavg", {"upload": ()}),
+])  # fmt: skip
+def test_a_plan_with_more_than_noisy_layers_is_refused_before_anything_is_done(
+    mode, method, more, device_run, nodes, unchecked, monkeypatch
+):
+    """Whether the device has a budget or not."""
+    strategy = registry.strategy_class("fedavg")
+    plan = strategy.plan
+    monkeypatch.setattr(strategy, "plan", lambda *of: replace(plan(*of), **more))
+    nodes[0]["dp-budget"] = 100.0
+    summed = str(mode == "distributed").lower()
+    keys = f'strategy="{method}" dp.mode="{mode}" dp.sampling="fixed" secure-sum={summed}'
+    with pytest.raises(RunError, match=rf'3 of 3 clients failed .*: dp\.mode = "{mode}": this str'):
+        device_run(RUN, keys, "num-rounds=1")
+    assert not unchecked and counts(nodes) == [{}] * 3
 
 
 @pytest.fixture
