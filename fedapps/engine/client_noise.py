@@ -23,7 +23,8 @@ class Local(DifferentialPrivacy):
     """The server's side of local privacy: count the releases; the clients add the noise.
 
     A client's updates from two different data sets differ by at most 2 S. The epsilon is that of
-    the client that was asked most often. State: `dp/releases` [N].
+    the client that was asked most often. All clients weigh the same, because their sample counts
+    have no noise. State: `dp/releases` [N].
     """
 
     def prepare(self) -> None:
@@ -48,6 +49,10 @@ class Local(DifferentialPrivacy):
         super().begin(plans)
         self.state[RELEASES][list(plans)] += 1
         return {}
+
+    def release(self, round_: int, updates: Updates, reference: Reference) -> Updates:
+        """Return the updates with a weight of 1 each; if they are pre-summed, they have it."""
+        return updates if self.settings.presum else (replace(u, weight=1.0) for u in updates)
 
 
 class Distributed(Local):

@@ -27,16 +27,16 @@ def masked(
 ) -> ClientUpdate:
     """Return an update whose arrays nobody can read: only their sum with others. ValueError.
 
-    With distributed privacy, these are clipped differences from what was downloaded, with a weight
-    of 1 and the client's part of the noise. Raises `RunError` like `privatize`.
+    With distributed privacy, these are clipped differences from what was downloaded, and the
+    client's part of the noise. Raises `RunError` like `privatize`.
     """
     s, plan = space.settings, request.plan
     arrays = {name: update.arrays[name] for name in space.layout.shared(plan.upload)}
-    weight, noise = update.num_examples, None
+    weight, noise = 1 if s.dp.by_clients else update.num_examples, None
     if s.dp.shared_out:
         check_plan(s, space.layout, plan)
         arrays = on_grid(clipped_difference(arrays, request.arrays, s.dp.clip_norm)[0])
-        weight, noise = 1, partial(own_part, s, plan.round, request.client)
+        noise = partial(own_part, s, plan.round, request.client)
     own = SumClient(store.make(), request.client, plan.round)
     vector = own.upload(request.boxes, arrays.values(), weight, noise)
     return replace(update, arrays={MASKED: vector}, extras={})

@@ -73,7 +73,7 @@ class SecureSumming(Summing):
         self.strategy = strategy
         if why := _cannot(strategy):
             raise RunError(f"secure-sum = true: {why}")
-        self.equal = strategy.settings.dp.shared_out  # all clients weigh 1
+        self.equal = strategy.settings.dp.by_clients  # all clients weigh 1
         self.server = SumServer()
 
     def enough(self, round_: int, selected: list[int]) -> list[int]:
@@ -163,16 +163,17 @@ class SecureSumming(Summing):
         is their own claim. Raises `RunError` if half of them would, or if the numbers are known.
         """
         s = self.strategy.settings
-        counts = {client: self.strategy.count(client, "train") for client in plans}
+        counts = {c: 1 if self.equal else self.strategy.count(c, "train") for c in plans}
         samples = sum(counts.values())
-        if samples * s.max_value < LIMIT or self.equal:  # `Distributed` limits dp.clip-norm
+        if samples * s.max_value < LIMIT or s.dp.shared_out:  # `Distributed` limits dp.clip-norm
             return []
         share = LIMIT / len(plans)
         large = [client for client, count in counts.items() if count * s.max_value >= share]
         if s.dataset != DEVICE or 2 * len(large) >= len(plans):
             raise RunError(
                 f"max-value = {s.max_value:g}: with secure-sum it must be below "
-                f"{LIMIT / samples:g}, because the clients of round {round_} have {samples} samples"
+                f"{LIMIT / samples:g}, because round {round_} has"
+                f" {number(samples, 'client' if self.equal else 'sample')}"
             )
         limit = math.ceil(share / s.max_value)
         most = f"with max-value = {s.max_value:g} it must have fewer than {limit}"

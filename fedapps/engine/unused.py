@@ -119,8 +119,8 @@ def _where_counts_are_no_weights(strategy: BaseStrategy) -> str:
     s = strategy.settings
     if s.aggregation != "mean":
         return f'with aggregation = "{s.aggregation}", where sample counts are no weights'
-    if s.dp.mode == "central":
-        return 'with dp.mode = "central", where sample counts are no weights'
+    if s.dp.mode != "none":
+        return f'with dp.mode = "{s.dp.mode}", where sample counts are no weights'
     return (
         "" if strategy.weighs_by_count else f"on {s.strategy}, where sample counts are no weights"
     )

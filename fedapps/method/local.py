@@ -44,9 +44,8 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Clien
     client.keep_parts()
     metrics: Metrics = {"train_loss": done.mean_loss, **dataclasses.asdict(done)}
     size = len(client.train_data[1])
-    return ClientUpdate(
-        client.client, client.upload, size, metrics, float(size), _sent(client, plan)
-    )
+    weight = 1.0 if client.settings.dp.by_clients else float(size)  # the count has no noise
+    return ClientUpdate(client.client, client.upload, size, metrics, weight, _sent(client, plan))
 
 
 def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[ClientUpdate]:

@@ -22,9 +22,9 @@ class ClientUpdate:
     `metrics` are as the client has sent them. On the server, `checked` holds what was read from
     them and checked once (after training, a `TrainingStats`).
 
-    `weight` is the client's weight in a weighted mean: its sample count. It is sent only with
-    `presum`. Then one update of a SuperNode carries the mean of all its clients and the sum of
-    their weights, and its other updates have weight 0.
+    `weight` is the client's weight in a weighted mean: its sample count, or 1 if it adds noise. It
+    is sent only with `presum`. Then one update of a SuperNode carries the mean of all its clients
+    and the sum of their weights, and its other updates have weight 0.
     """
 
     client: int

@@ -109,6 +109,15 @@ def test_a_run_has_the_numbers_of_the_plain_sum(strategy, run, uploads, read_mod
         assert row["bytes_down"] - other["bytes_down"] > 0
 
 
+def test_with_local_noise_the_sum_tells_no_sample_count(run, uploads, read_model):
+    """All clients weigh the same; the values are those that each has sent with its noise."""
+    quiet = "dp.clip-norm=0.1 dp.noise-multiplier=0.01 dp.secret-noise=true"
+    folder = run(f'dp.mode="local" {quiet} num-rounds=1')
+    assert len({count for _, count in uploads.values()}) > 1
+    equal = {key: (arrays, 1) for key, (arrays, _) in uploads.items()}
+    is_mean(read_model(folder), plain_mean(equal, 1))
+
+
 def test_what_the_server_gets_is_not_what_a_client_uploads(run, uploads, monkeypatch):
     """Each vector is a random one: it has the first bit in half of its entries, not in few."""
     seen, pull = [], SerialGrid.pull_messages

@@ -142,6 +142,7 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
             ('strategy="scaffold"', "on scaffold"),
             ('aggregation="median"', 'with aggregation = "median"'),
             ('dp.mode="central"', 'with dp.mode = "central"'),
+            (f'dp.mode="local" {QUIET}', 'with dp.mode = "local"'),
         )
     ),
     (INFLATED, []),
