@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.changes import owners
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import DIVERGED, DivergedError, RunError, told_to_server
+from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, told_to_server
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -150,8 +150,6 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
     """Do the work of each client; one that raises an error becomes a failure, the others go on."""
     asked = read_request(message)
     info, kind = asked.header, message.metadata.message_type
-    updates: list[ClientUpdate] = []
-    failures: list[Failure] = []
     everyone = f"{kind}: clients {info.clients}"
     try:
         space, device = _place(context)
@@ -159,6 +157,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
     except Exception as error:  # this SuperNode can run no client; say why for each
         cause = _recorded(error, everyone, context, info.run_dir)
         return pack_reply(asked, [], [Failure(client, cause) for client in info.clients])
+    withheld = device is not None and not device.scores and hook is _evaluate
 
     def work_on(request: Request, own: Workspace) -> Work[Result]:
         try:
@@ -171,6 +170,8 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
             if device and hook is _fit:
                 spending.count(space.settings.dp, device.state_dir, device.budget, device.delta)
             update = yield from hook(own, request, store)
+            if withheld:  # it has its personalized model now
+                return Failure(request.client, WITHHELD)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             # In each reply, as replies can be lost; the server tells it once.
             other: Metrics = {OTHER_DATA: 1} if store.has_other_data else {}
@@ -180,13 +181,12 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
             return Failure(request.client, str(error))
         except Exception as error:  # any error fails only this client
             where = f"round {request.plan.round}, client {request.client}, {kind}"
-            return Failure(request.client, _recorded(error, where, context, info.run_dir))
+            cause = _recorded(error, where, context, info.run_dir)
+            return Failure(request.client, WITHHELD if withheld else cause)
 
-    for result in _results(requests, info.concurrent, space, work_on):
-        if isinstance(result, ClientUpdate):
-            updates.append(result)
-        else:
-            failures.append(result)
+    results = [*_results(requests, info.concurrent, space, work_on)]
+    updates = [result for result in results if isinstance(result, ClientUpdate)]
+    failures = [result for result in results if isinstance(result, Failure)]
     try:
         sent = presummed(updates) if info.presum else updates
     except RunError as error:  # the server checks only some plans; these upload other layers

@@ -13,7 +13,7 @@ from fedapps.core.words import did_you_mean
 from fedapps.device import readiness
 
 KEYS = ("client-id", "data", "state-dir")
-OPTIONAL = ("model-key", "dp-budget", "dp-delta", "ready")
+OPTIONAL = ("model-key", "dp-budget", "dp-delta", "scores", "ready")
 DELTA = 1e-5
 EXAMPLE = """--node-config 'client-id=7 data="/path/train.npz" state-dir="/path/state"'"""
 MOST = 2**63 - 1  # the largest number that a message can hold
@@ -26,8 +26,9 @@ class NodeConfig:
 
     With a `model_key`, it starts only from initial models that are signed with this key. With a
     `budget`, it sends no update that would make its epsilon of all runs larger; None: any. A run
-    can make `delta` smaller, but not larger: that would stretch the budget. It works only while the
-    command `ready` ends with status 0; "": always.
+    can make `delta` smaller, but not larger: that would stretch the budget. Without `scores`, the
+    server hears nothing of its evaluations. It works only while the command `ready` ends with
+    status 0; "": always.
     """
 
     client: int
@@ -36,6 +37,7 @@ class NodeConfig:
     model_key: Path | None = None
     budget: float | None = None
     delta: float = DELTA
+    scores: bool = True
     ready: str = ""
 
     @classmethod
@@ -56,8 +58,9 @@ class NodeConfig:
             )
         if isinstance(delta, bool | str) or not 0 < delta < 1:
             raise RunError(f'node-config: dp-delta = "{delta}": must be a number between 0 and 1')
-
-        ready = given.get("ready", "")
+        scores, ready = given.get("scores", True), given.get("ready", "")
+        if not isinstance(scores, bool):
+            raise RunError(f'node-config: scores = "{scores}": must be true or false')
         if not isinstance(ready, str):
             raise RunError(f'node-config: ready = "{ready}": must be a command, a text')
 
@@ -67,7 +70,7 @@ class NodeConfig:
         model_key = path("model-key") if "model-key" in given else None
         most = None if budget is None else float(budget)
         data, state = path("data"), path("state-dir")
-        return cls(client, data, state, model_key, most, float(delta), ready)
+        return cls(client, data, state, model_key, most, float(delta), scores, ready)
 
     def check(self) -> None:
         """Raise `RunError` if a path or command can serve no run; warn of a private key.

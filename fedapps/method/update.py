@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fedapps.core.errors import DECLINED, NO_REPLY
+from fedapps.core.errors import DECLINED, NO_REPLY, WITHHELD
 from fedapps.models.layers import Arrays
 
 SERVER = -1  # the client of an update that the server has made itself
@@ -78,6 +78,11 @@ class Failure:
     def declined(self) -> bool:
         """Whether it is a device that did not want to work now: it has not failed."""
         return self.cause.startswith(DECLINED)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether it is a device that has been scored, and tells nobody how."""
+        return self.cause == WITHHELD
 
     @property
     def unanswered(self) -> bool:

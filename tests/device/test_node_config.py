@@ -27,7 +27,7 @@ def _argv(monkeypatch):
     ("model-kye", "unknown key model-kye, did you mean model-key?"),
     ("dp_budget", "unknown key dp_budget, did you mean dp-budget?"),
     ("ward", "unknown key ward: must be one of client-id, data, state-dir, model-key, dp-budget, "
-     "dp-delta, ready"),
+     "dp-delta, scores, ready"),
 ])  # fmt: skip
 def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     """With a misspelt `model-key` it would take part in a run that this key refuses."""
@@ -45,6 +45,7 @@ def test_an_unknown_key_keeps_a_device_out(key, told, capsys):
     ("dp-delta", 1, 'dp-delta = "1": must be a number between 0 and 1'),
     ("dp-budget", "8,5",
      'dp-budget = "8,5": must be a number above 0; for no budget, leave it out'),
+    ("scores", "no", 'scores = "no": must be true or false'),
     ("ready", 1, 'ready = "1": must be a command, a text'),
     ("state-dir", "b", 'state-dir = "b": must be absolute or start with ~, for example ~/b'),
 ])  # fmt: skip

@@ -37,7 +37,8 @@ PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 LINKING = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("[!.]*/*.md")})
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 NOT_KEYS = {  # words with a hyphen that stand as code in the pages
-    *("client-id", "state-dir", "model-key", "dp-budget", "dp-delta", "sex"),  # a node-config's
+    *("client-id", "state-dir", "model-key", "dp-budget", "dp-delta", "scores"),  # a node-config's
+    "sex",
     *("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus"),  # Flower's
     *("tiny-imagenet", "tiny-imagenet-200", "crop-flip", "train-warmup", "dp-accounting"),
     *("clip-norm", "personal-layer", "plot-failed", "client-accuracy"),

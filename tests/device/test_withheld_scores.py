@@ -1,0 +1,70 @@
+"""The key `scores` of a node-config: a device that trains, and keeps its scores to itself."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from fedapps.core.errors import RunError
+from fedapps.device import personalized
+from fedapps.method import local
+
+RUN = 'strategy="fedper" num-rounds=2 max-failures=0'
+KEPT = "keeps its scores to itself (scores=false in its node-config)"
+
+
+@pytest.fixture
+def withheld(read_csv):
+    """Return withheld(folder) -> (round, client, detail) of each answer that was declined."""
+
+    def found(folder):
+        rows = read_csv(folder, "events.csv")
+        return [(row["round"], row["client"], row["detail"])
+                for row in rows if row["kind"] == "declined"]  # fmt: skip
+
+    return found
+
+
+def test_it_trains_and_the_metrics_are_those_of_the_others(
+    nodes, device_run, read_csv, read_rounds, read_model, withheld
+):
+    """And it gets its personalized model, as it would with scores."""
+    told = device_run(RUN, 'run-name="a"')
+    path = Path(nodes[1]["state-dir"]) / personalized.FILE
+    expected = load_file(path)
+    path.unlink()
+    nodes[1]["scores"] = False
+    folder = device_run(RUN, 'run-name="b" client-state="reset"')
+    assert withheld(folder) == [("1", "1", KEPT), ("2", "1", KEPT)]
+    for row, other in zip(read_rounds(folder), read_rounds(told), strict=True):
+        assert (row["clients"], row["failures"], row["evaluated"]) == (3, 0, 2)
+        assert row["train_loss"] == other["train_loss"]
+    rows = {name: read_csv(name, "clients.csv") for name in (folder, told)}
+    assert rows[folder] == [row for row in rows[told] if row["client"] != "1"]
+    for one, other in ((load_file(path), expected), (read_model(folder), read_model(told))):
+        assert one.keys() == other.keys()
+        assert all((one[key] == other[key]).all() for key in one)
+
+
+def test_a_run_in_which_nobody_tells_scores_goes_on_without(
+    nodes, device_run, read_rounds, withheld, capsys
+):
+    for node in nodes:
+        node["scores"] = False
+    folder = device_run(RUN, "num-rounds=4")
+    assert len(withheld(folder)) == 4 * len(nodes)
+    for row in read_rounds(folder):
+        assert row["clients"] == 3 and row["train_loss"] > 0
+        assert row["accuracy_personalized"] is row["accuracy_initial"] is None
+    line = "round 4: no scores: all devices that were asked keep theirs to themselves"
+    assert line in capsys.readouterr().out
+
+
+def test_others_still_end_a_run_if_they_all_fail(nodes, device_run, monkeypatch, withheld):
+    """Of a failure in the evaluation, which can depend on the samples, it tells nothing either."""
+    monkeypatch.setattr(local, "evaluate_round", lambda *_: 1 / 0)
+    nodes[1]["scores"] = False
+    with pytest.raises(RunError, match=r"2 of 2 clients failed \(all failed\); client 0: ZeroDiv"):
+        device_run(RUN, "max-failures=-1 num-rounds=9")
+    log = Path(nodes[1]["state-dir"]) / "log.txt"
+    assert "ZeroDivisionError" in log.read_text("utf-8")
