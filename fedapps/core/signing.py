@@ -32,8 +32,9 @@ MANIFEST, SIGNATURE = ".manifest.json", ".manifest.sig"  # instead of the model'
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is. `epsilon` is that of all runs so far; None if it has no limit, or no noise.
 
-    Noise from the seed counts as none. A model that comes from elsewhere has a `sha256`, and
-    nothing else is known of it.
+    Noise from the seed counts as none. If one of these runs began with weights from elsewhere, the
+    model is `pretrained`: epsilon does not cover what these were trained on. Of a model that comes
+    from elsewhere itself, nothing but the `sha256` is known.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -42,6 +43,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     epsilon: float | None = None
     delta: float | None = None
+    pretrained: bool = False
     fingerprints: dict[str, str] = {}
     versions: dict[str, str] = {}
 

@@ -46,6 +46,11 @@ class Federation:
             )
         if not self.settings.resume:  # what a resumed run has done already is not known yet
             self.check()
+            if self.settings.dp.noise and self.night.pretrained:
+                log.warning(
+                    "initial-model: epsilon does not cover what these weights were trained on;"
+                    " use none, or those of other data or of a run of the same federation"
+                )
 
     def check(self, folder: Path | None = None) -> None:
         """Raise `RunError` if the run, whose directory is `folder` if it is resumed, is refused.
@@ -93,8 +98,9 @@ class Federation:
         s, privacy, recovery = self.settings, self.rounds.privacy, self.rounds.recovery
         about = About.read(run) if run else None
         parent = where = ""
-        if self.folder is not None and run is not None:
-            where = run.name if run.parent == self.folder else str(run)
+        if self.folder is not None:
+            if run is not None:
+                where = run.name if run.parent == self.folder else str(run)
             if s.initial_model:
                 parent = book.holder(expanded(s.initial_model), self.folder)
         self.night = Night(
@@ -103,6 +109,7 @@ class Federation:
             started=about.started if about else "",
             strategy=s.strategy,
             parent=parent,
+            pretrained=bool(s.initial_model and not parent),
             round=recovery.done,
             mechanism=privacy.mechanism,
             seeded=s.dp.seeded,
@@ -130,7 +137,8 @@ class Federation:
     def _describe(self, report: Report, federation: Path) -> None:
         """Write the manifest of the run's model; with privacy, without the digest of the data."""
         path, about, delta = report.folder / directory.MODEL, report.about, self.settings.dp.delta
-        total = ledger.guaranteed(self._runs(report, federation), delta)
+        runs = self._runs(report, federation)
+        total = ledger.guaranteed(runs, delta)
         known = total is not None and math.isfinite(total)
         left = {SKETCH, *(["data"] if self.rounds.privacy.mechanism else [])}
         manifest = Manifest(
@@ -140,6 +148,7 @@ class Federation:
             round=self._now(report).round,
             epsilon=total if known else None,
             delta=delta if known else None,
+            pretrained=any(night.pretrained for night in runs),
             fingerprints={k: v for k, v in about.fingerprints.items() if k not in left},
             versions=about.versions,
         )

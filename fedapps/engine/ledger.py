@@ -25,10 +25,10 @@ FILE = "ledger.json"
 class Night(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the ledger, of id `run`, which has its directory `folder`.
 
-    It began with the model of the run `parent`, or of none. It has made so many `releases` of its
-    `mechanism`; a run without privacy has none, and its rounds are releases. If its noise is
-    `seeded`, whoever knows the seed can subtract it. `delta` is that of its settings, `round` its
-    last round.
+    It began with the model of the run `parent`, or of none; if it is `pretrained`, with weights
+    from elsewhere. It has made so many `releases` of its `mechanism`; a run without privacy has
+    none, and its rounds are releases. If its noise is `seeded`, whoever knows the seed can subtract
+    it. `delta` is that of its settings, `round` its last round.
     """
 
     run: str
@@ -36,6 +36,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     strategy: str
     parent: str = ""
+    pretrained: bool = False
     round: int = 0
     finished: bool = False
     mechanism: Mechanism | None = None

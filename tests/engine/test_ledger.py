@@ -214,6 +214,33 @@ def test_runs_of_a_federation_are_entered_and_add_up(
     assert manifest["fingerprints"].keys() == {"code", "model"}
 
 
+def test_epsilon_does_not_cover_weights_from_elsewhere_and_run_and_manifest_say_so(
+    serial_run, federation, capsys
+):
+    """Also the manifests of later runs, which begin with what came of them."""
+
+    def told(*keys):
+        folder = serial_run(DP, "num-rounds=1 dp.secret-noise=true", *keys)
+        path = folder / "model.manifest.json"
+        manifest = json.loads(path.read_text()) if path.exists() else {}
+        line = "epsilon does not cover what these weights were trained on"
+        return folder / "model.safetensors", line in capsys.readouterr().out, manifest
+
+    member = f'federation="{federation}"'
+    plain, warned, _ = told('dp.mode="none"')
+    assert not warned
+    first, warned, manifest = told(member)
+    assert (warned, manifest["pretrained"]) == (False, False)
+    _, warned, manifest = told(member, f'initial-model="{first}"')  # of the ledger
+    assert (warned, manifest["pretrained"]) == (False, False)
+    assert told(f'initial-model="{first}"')[1]  # without the ledger, nobody counts its run
+    assert not told(f'initial-model="{plain}" dp.mode="none"')[1]
+    later, warned, manifest = told(member, f'initial-model="{plain}"')
+    assert (warned, manifest["pretrained"]) == (True, True)
+    _, warned, manifest = told(member, f'initial-model="{later}"')
+    assert (warned, manifest["pretrained"]) == (False, True)
+
+
 def test_only_without_privacy_does_a_manifest_tell_whose_samples_they_were(serial_run, federation):
     """A digest of exact samples lets others check a guess; the run directory has it in any case."""
     known = {}
