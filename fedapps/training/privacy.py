@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedapps.core.draws import generator, secret_seed
-from fedapps.core.errors import RunError
+from fedapps.core.errors import DIVERGED, DivergedError, RunError
 from fedapps.core.settings import Settings
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
@@ -51,11 +51,15 @@ def clipped_difference(
 ) -> tuple[Arrays, float]:
     """Return new - old (float64, by name), scaled to an L2 norm of at most `limit`, and its norm.
 
-    The norm is that of all arrays together, as one vector; it is the norm before scaling.
+    The norm is that of all arrays together, as one vector; it is the norm before scaling. Raises
+    `DivergedError` if it is not finite: nothing would be clipped.
     """
     difference = {key: value.astype(np.float64) - old[key] for key, value in new.items()}
     # not by np.vdot: the last digits of BLAS depend on its number of threads
     norm = math.sqrt(sum(float((d * d).sum()) for d in difference.values()))
+    if not math.isfinite(norm):
+        bad = next((key for key, d in difference.items() if not np.isfinite(d).all()), "its norm")
+        raise DivergedError(why := f"{DIVERGED}: {bad} is not finite", why)
     scale = min(1.0, limit / norm) if norm else 1.0
     return {key: scale * value for key, value in difference.items()}, norm
 

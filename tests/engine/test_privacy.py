@@ -25,7 +25,7 @@ from torch import nn
 from fedapps import client_app, models
 from fedapps.core import config, registry
 from fedapps.core.draws import generator, sample_clients, sample_poisson, secret_seed
-from fedapps.core.errors import RunError
+from fedapps.core.errors import DivergedError, RunError
 from fedapps.engine import accounting, privacy
 from fedapps.engine.rounds import Rounds
 from fedapps.method.conversation import Question
@@ -114,6 +114,19 @@ def test_clipping_is_that_of_one_vector(case, limit):
     assert all(a.dtype == np.float64 for a in difference.values())
     difference, norm = clipped_difference(start, start, limit)  # Flower 1.41 divides by its norm
     assert norm == 0.0 and not vector(difference).any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_has_no_norm_is_not_clipped_and_never_leaves(bad):
+    """min(1, S / NaN) is 1: all other entries would keep their size."""
+    start, (update,) = updates_of(3, 1, 100.0)
+    update.arrays["fc1.bias"][1] = bad
+    for act in (
+        lambda: clipped_difference(update.arrays, start, 1.0),
+        lambda: sent(start, update.arrays),
+    ):
+        with pytest.raises(DivergedError, match=r"^training diverged: fc1\.bias is not finite$"):
+            act()
 
 
 def test_the_norm_does_not_depend_on_the_threads_of_blas():
