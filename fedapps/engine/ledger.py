@@ -120,8 +120,12 @@ def guaranteed(runs: Sequence[Night], delta: float) -> float | None:
 
 
 def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) -> None:
-    """Raise `RunError` if epsilon could exceed `dp.budget` with this run, or has no sum."""
-    total = epsilon([*earlier, night], dp.delta)
+    """Raise `RunError` if epsilon could exceed `dp.budget` with this run, or has no sum.
+
+    Epsilon is that at the smallest delta of all runs: a larger one would stretch the budget.
+    """
+    delta = min([dp.delta, *(other.delta for other in earlier if other.noisy)])
+    total = epsilon([*earlier, night], delta)
     if not dp.budget or (total is not None and total <= dp.budget):
         return
     if night.mechanism is None or not night.mechanism.noise:
@@ -141,7 +145,7 @@ def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) ->
             f" {other[0].folder} has another dp.secret-noise, and noise from the seed is none;"
             " use the same, or begin another federation, with data that it has not used"
         )
-    spent, rounds = epsilon(earlier, dp.delta) or 0.0, number(night.releases, "round")
+    spent, rounds = epsilon(earlier, delta) or 0.0, number(night.releases, "round")
     told = f"{rounds} would spend an epsilon of {total:.4g}"
     if earlier:
         told = (
@@ -149,6 +153,6 @@ def check_budget(dp: PrivacySettings, earlier: Sequence[Night], night: Night) ->
             f" {night.releases} more rounds would make it {total:.4g}"
         )
     raise RunError(
-        f"dp.budget = {dp.budget:g}: {told} (delta {dp.delta:g}); use fewer rounds, more noise, or"
+        f"dp.budget = {dp.budget:g}: {told} (delta {delta:g}); use fewer rounds, more noise, or"
         " a smaller fraction-train"
     )

@@ -95,6 +95,20 @@ def test_a_budget_holds_for_all_runs_together():
     )
 
 
+@pytest.mark.parametrize(("first", "then"), [(DELTA, 0.049), (0.049, DELTA)])
+def test_no_delta_of_a_run_stretches_the_budget(first, then):
+    """All of them are compared at the smallest, at which epsilon is largest."""
+    earlier, new = [night("a", releases=9, z=4.0, delta=first)], night(z=4.0, delta=then)
+    after = alone(4.0).epsilon(19, DELTA)
+    assert alone(4.0).epsilon(19, 0.049) < after - 1
+    check_budget(dp(budget=after + 1e-6, delta=then), earlier, new)
+    line = rf"would make it {after:.4g} \(delta 1e-05\)"
+    with pytest.raises(RunError, match=line):
+        check_budget(dp(budget=after - 1e-3, delta=then), earlier, new)
+    nothing = night("b", releases=0, delta=1e-9)  # it has failed before its first round
+    check_budget(dp(budget=after + 1e-6, delta=then), [*earlier, nothing], new)
+
+
 @pytest.mark.parametrize(("earlier", "new", "line"), [
     ([], night(z=None), "without noise epsilon has no limit; use dp"),
     ([], night(z=0.0), "without noise epsilon has no limit; use dp"),
