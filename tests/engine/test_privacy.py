@@ -26,6 +26,7 @@ from fedapps import client_app, models
 from fedapps.core import config, registry
 from fedapps.core.draws import generator, sample_clients, sample_poisson, secret_seed
 from fedapps.core.errors import DivergedError, RunError
+from fedapps.core.flower import renyi
 from fedapps.engine import accounting, privacy
 from fedapps.engine.rounds import Rounds
 from fedapps.method.conversation import Question
@@ -330,10 +331,40 @@ def test_the_series_of_a_release_is_added_up_once_for_all_rounds(monkeypatch):
     guard = central(dp_noise_multiplier=0.913, dp_delta=1e-3, dp_sampling="fixed")
     found = begun(guard, 5, {})
     assert len(composed) == 1
-    mine, step = accountant(0.913 / 2, 5, 10, 1e-3, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
-    for epsilon in found:
-        step()
-        assert epsilon == pytest.approx(mine.get_epsilon(1e-3))
+    for rounds, epsilon in enumerate(found, 1):
+        assert epsilon == pytest.approx(of_fixed_samples(0.913, 5, 10, rounds, 1e-3))
+
+
+def of_fixed_samples(z, m, n, rounds, delta):
+    """At each order, the smaller RDP of two that hold: Wang et al. 2019, and no sampling at all."""
+    mine, step = accountant(z / 2, m, n, delta, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
+    step()
+    orders, sampled = map(np.asarray, renyi(mine))
+    return to_epsilon(orders, rounds * np.minimum(sampled, orders / (2 * (z / 2) ** 2)), delta)
+
+
+@pytest.mark.parametrize("rounds", [1, 10, 300])
+@pytest.mark.parametrize(("z", "clients"), [(1.0, 20), (8.0, 20), (50.0, 100)])
+def test_samples_of_a_fixed_size_never_cost_more_than_no_sampling(z, clients, rounds):
+    """Whoever is drawn, one replaced client changes the sum by at most 2 S: the RDP is a / (2 s^2).
+
+    Here s = z / 2. The bound for samples alone can be larger, and is where m is almost N.
+    """
+
+    def epsilon(drawn):
+        options = {"num_clients": clients, "fraction_train": drawn / clients, "dp_delta": 1e-5}
+        guard = central(dp_noise_multiplier=z, dp_sampling="fixed", **options)
+        guard.state[privacy.RELEASES] = np.array(rounds)
+        return guard.epsilon()
+
+    found = [epsilon(drawn) for drawn in (1, clients // 2, clients - 1, clients)]
+    assert found == sorted(found)
+    orders = np.asarray(renyi(accountant(z, 1, 1, 1e-5)[0])[0])  # all that the accountant has
+    without = to_epsilon(orders, rounds * orders / (2 * (z / 2) ** 2), 1e-5)
+    assert found[-1] == pytest.approx(without)
+    # 1 of N: far less, by the formula for whole orders, of which the accountant knows a better one
+    assert found[0] == pytest.approx(of_fixed_samples(z, 1, clients, rounds, 1e-5))
+    assert found[0] < 0.7 * without
 
 
 def test_epsilon_of_local_noise_is_of_the_client_that_was_asked_most_often():
@@ -763,11 +794,10 @@ def test_a_whole_run_is_that_of_numpy(method, serial_run, fits, read_model, read
         np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6)
         if key not in shared:
             np.testing.assert_array_equal(value, initial[key])
-    mine, compose = accountant(0.025, 2, 4, 1e-5, "WITHOUT_REPLACEMENT", "REPLACE_ONE")
     rows = read_rounds(folder)
     for row in (row for row in rows if row["phase"] == "train"):
-        compose()
-        assert row["epsilon"] == pytest.approx(mine.get_epsilon(1e-5))
+        expected = of_fixed_samples(0.05, 2, 4, row["round"], 1e-5)
+        assert row["epsilon"] == pytest.approx(expected)
     assert rows[-1]["epsilon"] == rows[2]["epsilon"]  # fine-tuning releases nothing
 
 
