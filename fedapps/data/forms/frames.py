@@ -22,7 +22,7 @@ _VALUE = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 DROP = 'missing="drop" leaves such rows out'
-MANY, LONG = 5, 20  # numbers in even steps, or in order, that are no row of values: wavelengths
+MANY, LONG = 5, 20  # numbers in even steps, or in order, that can be names: pixels, wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 csv.field_size_limit(2**31 - 1)  # for the whole process: pandas takes longer cells than csv does
@@ -49,8 +49,6 @@ class Rows:
             if lost := set(frames[0]).symmetric_difference(frame):
                 there = f"{files[0].path.name} has {some([*frames[0]])}"
                 name = min(map(str, lost))
-                is_csv = kind_of(file.path) == ".csv"
-                there += "; has line 1 names?" * bool(is_csv and _VALUE.fullmatch(name))
                 raise RunError(f"{file.path}: column {name} is not in all files; {there}")
         sizes = [len(frame) for frame in frames]
         place = np.concatenate([np.arange(size) for size in sizes])
@@ -230,9 +228,13 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
 
 def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
     first, below = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
-    if _are_values(first, below):
-        rule = "put a line of names of columns above it, or, if these are the names, begin them"
-        raise RunError(f"{path}: line 1 has numbers, {some(first)}; {rule} with a letter")
+    if found := [cell.strip() for cell in first if _VALUE.fullmatch(cell)]:
+        under = [cell for name, cell in zip(first, below, strict=False) if _VALUE.fullmatch(name)]
+        if not _are_names([*map(float, found)], [float(v) for v in under if _VALUE.fullmatch(v)]):
+            rule = "put a line of names of columns above it, or, if these are the names, begin them"
+            raise RunError(
+                f"{path}: line 1 has numbers, {some(found)}; {rule} with a letter: x{found[0]}"
+            )
     head: pd.Series = pd.Series([cell or np.nan for cell in first], dtype=object)
     names = head.str.strip()
     if names.duplicated().any():
@@ -256,29 +258,20 @@ def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
     return frame
 
 
-def _are_values(first: Sequence[str], below: Sequence[str]) -> bool:
-    """Tell whether all cells of the first line, or all but one, are numbers that are no names.
+def _are_names(numbers: Sequence[float], below: Sequence[float]) -> bool:
+    """Tell whether the numbers of a first line are names, and not a row of values.
 
-    Names can be whole numbers that rise, without a gap, in even steps or `MANY`; `MANY` that rise
-    or fall in about even steps, or `LONG` in any, unless those `below` fall, too; and whole ones
-    above others, if they are `MANY` or leave no gap. A missing value below tells nothing.
+    They are if there are `MANY` in about even steps, or `LONG` in order, rising or falling; unless
+    the numbers `below` them are in the same order, too.
     """
-    found = [float(cell) for cell in first if _VALUE.fullmatch(cell)]
-    if len(found) < max(2, len(first) - 1):
+    if len(numbers) < MANY:
         return False
-    pairs = ((name, cell) for name, cell in zip(first, below, strict=False))
-    under = [cell for name, cell in pairs if _VALUE.fullmatch(name) and cell.strip() not in MISSING]
-    numbers = [float(cell) for cell in under if _VALUE.fullmatch(cell)]
-    whole, gapless = all(map(float.is_integer, found)), max(found) - min(found) < len(found)
-    rises, falls = (found == sorted(found, reverse=down) for down in (False, True))
-    steps = [abs(other - one) for one, other in pairwise(found)]
+    if numbers[0] > numbers[-1]:
+        numbers, below = numbers[::-1], below[::-1]
+    steps = [other - one for one, other in pairwise(numbers)]
     even = all(max(pair) <= 1.5 * min(pair) for pair in pairwise(steps))
-    falls &= numbers != sorted(numbers, reverse=True)
-    return len({*found}) < len(found) or not (
-        (rises and whole and (gapless or len(found) >= (3 if {*steps} == {steps[0]} else MANY)))
-        or ((rises or falls) and len(found) >= (MANY if even else LONG))
-        or (whole and not any(map(_NUMBER.match, under)) and len(under) >= (2 if gapless else MANY))
-    )
+    alike = len({*below}) > 1 and [*below] == sorted(below)
+    return min(steps) > 0 and len(numbers) >= (MANY if even else LONG) and not alike
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
