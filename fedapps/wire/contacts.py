@@ -150,10 +150,12 @@ class Lookout:
             contact.left_out = False
         for node, misfit in left_out.items():
             for contact in self._of(node, misfit.client):
+                self._leave(node, contact)
                 if contact.client not in fleet.bound:
                     contact.node, contact.left_out, contact.seen = str(node), True, now
         for node, client in self._clients.items():
             contact = self._contacts.setdefault(client, Contact(client=client))
+            self._leave(node, contact)
             contact.node, contact.there, contact.seen = str(node), True, now
             if server and node in told:
                 self._examine(contact, *told[node], server)
@@ -164,6 +166,12 @@ class Lookout:
         if client is None:
             return [known for known in self._contacts.values() if known.node == str(node)]
         return [self._contacts.setdefault(client, Contact(client=client))]
+
+    def _leave(self, node: int, contact: Contact) -> None:
+        """Note that a SuperNode is this device, and so no other one any more."""
+        for known in self._contacts.values():
+            if known.node == str(node) and known is not contact:
+                known.node = ""
 
     def _examine(self, contact: Contact, about: Health, clock: Clock, server: Health) -> None:
         """Take over what a device has said of itself."""

@@ -175,6 +175,19 @@ def test_a_device_that_is_left_out_is_known_by_its_client(server):
     assert not any(one.left_out for one in found.values()) and not found[1].there
 
 
+@pytest.mark.parametrize(("bound", "seen"), [({5: 10}, 3610), ({}, 3610), ({5: 15}, 3600)])
+def test_a_device_whose_node_is_another_client_now_is_gone(server, bound, seen):
+    """Be it bound as that client, or left out, perhaps because another node is that client."""
+    server.look(0, c0=about())
+    server.now += 3600
+    left_out = {} if 10 in bound.values() else {10: LeftOut("client 5: no", 5)}
+    fleet = Fleet([*bound.values()], bound={c: Bound(node, {}) for c, node in bound.items()})
+    server.lookout.look(fleet, left_out)
+    server.now += contacts.EVERY
+    server.lookout.waits(lambda: [10])
+    assert {one.client: one.seen for one in server.known.devices} == {0: NOW, 5: NOW + seen}
+
+
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):
     server.look(0, c0=about())
     server.lookout.greeted(77, about(torch="2.0"), 0.5)  # left out: client 0 is there
