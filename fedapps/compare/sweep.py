@@ -112,18 +112,21 @@ class Sweep:
         """Run a point, one of `at_once`; return why it failed, or "" if it did not."""
         folder, said = self.folder / point.name, self.folder / LOGS / f"{point.name}.txt"
         flat = {**point.flat, "runs-dir": str(self.folder), "run-name": point.name}
+        told = "another sweep is making this run; once it is done, start the same command again"
         try:
-            if directory.has_finished(folder):  # another part has made it meanwhile
+            said.touch()
+            with alone(said, told):
+                if directory.has_finished(folder):  # another sweep has made it meanwhile
+                    return ""
+                if folder.exists() and checkpoint.rounds(folder):
+                    flat |= {"resume": str(folder), "run-name": ""}
+                elif folder.exists():
+                    with resume.alone(folder):
+                        pass  # over NFS, a file that is open could not be deleted
+                    shutil.rmtree(folder)
+                worker.run(flat, said, at_once=at_once)
+                said.unlink()
                 return ""
-            if folder.exists() and checkpoint.rounds(folder):
-                flat |= {"resume": str(folder), "run-name": ""}
-            elif folder.exists():
-                with resume.alone(folder):
-                    pass  # over NFS, a file that is open could not be deleted
-                shutil.rmtree(folder)
-            worker.run(flat, said, at_once=at_once)
-            said.unlink()
-            return ""
         except (RunError, OSError) as error:
             self.failed[point.label] = str(error)
             return str(error)

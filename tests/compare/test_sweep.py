@@ -371,6 +371,23 @@ def test_a_run_of_another_process_is_not_deleted(tmp_path, monkeypatch):
     assert mine.exists()
 
 
+def test_a_run_that_another_sweep_is_making_is_left_to_it(tmp_path, monkeypatch):
+    """A part of another number, or of another grid; a run that has just begun has no folder yet."""
+    point, told = Point("a", {"num-rounds": 1, "seed": 0}), []
+
+    def run(*_, **__):
+        monkeypatch.setattr(workers.Worker, "run", None)
+        other = sweep_.Sweep(tmp_path, [point], jobs=1, part=(1, 3))
+        other.run()
+        told.append(other.failed)
+
+    monkeypatch.setattr(workers.Worker, "run", run)
+    own = sweep_.Sweep(tmp_path, [point], jobs=1, part=(1, 2))
+    own.run()
+    line = "another sweep is making this run; once it is done, start the same command again"
+    assert (told, own.failed) == ([{point.label: line}], {})
+
+
 def test_a_point_that_fails_costs_that_point_only(sweep, own, tmp_path):
     """One run dies with its worker, one cannot be made, and the last one is as it should be."""
     folder, journal = tmp_path / "out", tmp_path / "journal"
