@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part",
         default="1/1",
         metavar="K/N",
-        help="make every Nth run only, from the Kth on, and no comparison: for one of N machines "
+        help="make the Kth of N parts of the runs only, and no comparison: for one of N machines "
         "that share the folder",
     )
     add_format(parser)

@@ -32,7 +32,8 @@ LOOK = 0.5  # seconds between updates of the progress
 class Sweep:
     """Runs the points of a grid in `folder`, `jobs` at a time; `failed` has the errors.
 
-    With `part` (k, n) it runs each nth point only, from the kth on: one of n machines.
+    With `part` (k, n) it runs the kth of n parts only, on one of n machines. Parts have as many
+    points, and as many seeds of a combination, as each other, or one more.
     """
 
     folder: Path
@@ -44,8 +45,10 @@ class Sweep:
     @property
     def mine(self) -> Sequence[Point]:
         """The points of its part."""
-        first, step = self.part
-        return self.points[first - 1 :: step]
+        (first, step), points = self.part, self.points
+        combinations = sum(point.flat["seed"] == points[0].flat["seed"] for point in points)
+        places = sorted(range(len(points)), key=lambda place: place % max(1, combinations))
+        return [points[place] for place in sorted(places[first - 1 :: step])]
 
     @property
     def finished(self) -> list[Path]:

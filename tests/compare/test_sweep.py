@@ -170,13 +170,13 @@ def test_a_sweep_saves_its_runs_if_all_its_processes_are_told_to_end(sweep, own,
         assert (summary["finished"], summary["stopped"]) == (False, "SIGTERM")
 
 
-def test_parts_make_every_nth_run_and_the_whole_compares_them(whole, sweep, own, tmp_path):
+def test_parts_make_their_runs_and_the_whole_compares_them(whole, sweep, own, tmp_path):
     """As on two machines: each part makes its runs alone, in a folder that they share."""
     folder, journal = tmp_path / "out", tmp_path / "journal"
     words = [*GRID, *own, "--output", folder]
     first = sweep([*words, "--part", "1/2"], journal)
     assert (first["status"], first["err"]) == (0, "")
-    assert runs_in(folder).keys() == {("fedavg", 0), ("fedavg", 1)}
+    assert runs_in(folder).keys() == {("fedavg", 0), ("fedper", 0)}
     lines = first["out"].splitlines()
     assert lines[0] == f"2 runs in {folder}"
     told = (
@@ -201,6 +201,23 @@ def test_parts_make_every_nth_run_and_the_whole_compares_them(whole, sweep, own,
     assert last["status"] == 0 and not (tmp_path / "none").exists()
     made = last.compared(folder).runs, whole[1].compared(whole[0]).runs
     pd.testing.assert_frame_equal(*map(untimed, made))
+
+
+@pytest.mark.parametrize(("combinations", "seeds"), [(2, 5), (3, 5), (4, 3), (1, 7), (6, 1)])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5])
+def test_parts_share_out_all_runs_and_those_of_each_combination(combinations, seeds, parts):
+    """Else machines of another speed, or one that fails, would concern one method alone."""
+    grid = [
+        Point(f"{lr} {seed}", {"lr": lr, "seed": seed})
+        for seed in range(seeds)
+        for lr in range(combinations)
+    ]
+    mine = [sweep_.Sweep(Path(), grid, 1, (k + 1, parts)).mine for k in range(parts)]
+    assert sorted(point.name for part in mine for point in part) == sorted(p.name for p in grid)
+    assert all(part == sorted(part, key=grid.index) for part in mine)
+    for all_or_one in (grid, *(grid[lr::combinations] for lr in range(combinations))):
+        counts = [sum(point in all_or_one for point in part) for part in mine]
+        assert max(counts) - min(counts) <= 1
 
 
 def test_a_part_that_is_none_is_refused(refused):
