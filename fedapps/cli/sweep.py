@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
         others = "the others of its part" if part[1] > 1 else "the others"
         raise KeyboardInterrupt(f"stopped: {done}; the same command runs {others}") from None
     if part[1] > 1:
-        done = f"{len(sweep.finished)} of {len(grid)} runs of the whole sweep are finished"
-        print(f"{done}; without --part, the same command runs the others, and compares all")
+        print(_after_part(len(sweep.finished), len(grid), len(sweep.failed)))
     elif sweep.finished:
         from fedapps.compare import files, table
         from fedapps.compare.comparison import compared
@@ -122,6 +121,14 @@ def _part(text: str) -> tuple[int, int]:
     if not 1 <= first <= count:
         raise RunError(f"--part {text}: must be K/N with K from 1 to N, such as 1/4")
     return first, count
+
+
+def _after_part(finished: int, total: int, failed: int) -> str:
+    """Say how far the whole sweep is after a part of it, of which some runs have failed."""
+    done = f"{finished} of {total} runs of the whole sweep are finished"
+    done += f", {failed} of this part failed" * bool(failed)
+    rest = "runs the others, and compares all" if finished < total else "compares them"
+    return f"{done}; without --part, the same command {rest}"
 
 
 def _scored_on(validation: float | None) -> Flat:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from fedapps.cli import main
 from fedapps.compare import progress, workers
 from fedapps.compare import sweep as sweep_
 from fedapps.compare.grid import Point
@@ -179,11 +180,8 @@ def test_parts_make_their_runs_and_the_whole_compares_them(whole, sweep, own, tm
     assert runs_in(folder).keys() == {("fedavg", 0), ("fedper", 0)}
     lines = first["out"].splitlines()
     assert lines[0] == f"2 runs in {folder}"
-    told = (
-        "runs of the whole sweep are finished; without --part, the same command runs the others,"
-        " and compares all"
-    )
-    assert lines[-1] == f"2 of 4 {told}"
+    told = "runs of the whole sweep are finished; without --part, the same command"
+    assert lines[-1] == f"2 of 4 {told} runs the others, and compares all"
 
     logs = folder / "logs"
     with held(logs, shared=True), held(logs / "part-1-of-2"):  # it goes on
@@ -194,7 +192,7 @@ def test_parts_make_their_runs_and_the_whole_compares_them(whole, sweep, own, tm
         late = sweep([*words, "--part", "2/2"], "/dev/null")
     for one in (refused, again, late):
         assert one["status"] == 1 and "another sweep works there" in one["err"]
-    assert other["status"] == 0 and other["out"].splitlines()[-1] == f"4 of 4 {told}"
+    assert other["status"] == 0 and other["out"].splitlines()[-1] == f"4 of 4 {told} compares them"
     assert not (folder / "comparison").exists()
 
     last = sweep(words, tmp_path / "none")
@@ -218,6 +216,20 @@ def test_parts_share_out_all_runs_and_those_of_each_combination(combinations, se
     for all_or_one in (grid, *(grid[lr::combinations] for lr in range(combinations))):
         counts = [sum(point in all_or_one for point in part) for part in mine]
         assert max(counts) - min(counts) <= 1
+
+
+def test_a_part_says_which_of_its_runs_failed(tmp_path, monkeypatch, capsys):
+    def run(own):
+        own.failed = {"lr=0.1 seed=0": "no memory"}
+
+    monkeypatch.setattr(sweep_.Sweep, "run", run)
+    words = ["lr=0.1,0.2,0.3", "--part", "1/2", "--output", str(tmp_path)]
+    assert main(["sweep", *words]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "0 of 3 runs of the whole sweep are finished, 1 of this part failed; without --part, the"
+        " same command runs the others, and compares all",
+        "failed: lr=0.1 seed=0: no memory",
+    ]
 
 
 def test_a_part_that_is_none_is_refused(refused):
