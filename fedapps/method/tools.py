@@ -205,9 +205,10 @@ class StrategyTools:
     ) -> TrainingStats:
         """Train the server's model in this process, on tensors that are there; return the costs.
 
-        Without an anchor, no proximal term pulls: the server has received no model to stay near to.
+        Without an anchor, the run's proximal term does not pull: the server has received no model
+        to stay near to. One of the stage's own, another `prox_mu`, does.
         """
-        if objective.anchor is None:
+        if objective.anchor is None and stage.prox_mu == self.settings.prox_mu:
             stage = replace(stage, prox_mu=0.0)
         self.workspace.reset(self.arrays)
         draw = Draw(self.settings.seed, "train", round_, 0)  # as for FedAvg with one client

@@ -716,31 +716,42 @@ def test_what_others_keep_is_not_written_over(rehearsed, prefix):
     assert not run.make(0).state
 
 
-def test_the_server_trains_a_part_of_its_model_on_features(settings):
-    """A step on all samples, of a loss of its own, beside the same in NumPy."""
+@pytest.mark.parametrize(("own", "anchored", "mu"), [
+    (None, False, 0.0), (None, True, 0.5), (0.25, False, 0.25), (0.25, True, 0.25),
+])  # fmt: skip
+def test_the_server_trains_a_part_of_its_model_on_features(settings, own, anchored, mu):
+    """Steps on all samples, of a loss of its own, beside the same in NumPy.
+
+    The run's prox-mu pulls only to an anchor; one of the stage's own also to the model before.
+    """
     z, y = np.random.default_rng(0).normal(size=(8, 512)), np.arange(8) % 3
 
     class OnFeatures(HeadThenBody):
         def after_round(self, round_):
             names, head = self.layout.names, self.layout.head
             stage = replace(self.stage(round_, head, epochs=2), lr=0.1, momentum=0.0)
+            stage = stage if own is None else replace(stage, prox_mu=own)
+            ones = {key: torch.ones(self.arrays[key].shape) for key in self.layout.keys_of(head)}
             doubled = Objective(
                 lambda outputs, targets: 2 * cross_entropy(outputs, targets),
                 forward=lambda model, x, layers: fedapps.method.run(model, x, head),
                 start=names[0],  # the inputs are features, so nothing runs before
+                anchor=ones if anchored else None,
             )
             self.before = {key: self.arrays[key].copy() for key in self.layout.keys_of(names)}
             samples = torch.tensor(z, dtype=torch.float32), torch.tensor(y)
             return self.train_here(round_, samples, stage, doubled)
 
-    made = rehearse(OnFeatures, BaseClient, settings("batch-size=8"))
+    made = rehearse(OnFeatures, BaseClient, settings("batch-size=8 prox-mu=0.5"))
     made.rounds(1)
     before, now, head = made.strategy.before, made.strategy.arrays, made.layout.head
-    weight, bias = (before[key].astype(float) for key in made.layout.keys_of(head))
+    weight, bias = start = [before[key].astype(float) for key in made.layout.keys_of(head)]
+    to_weight, to_bias = (1.0, 1.0) if anchored else start
     for _ in range(2):
         odds = np.exp(z @ weight.T + bias)
         apart = odds / odds.sum(1, keepdims=True) - np.eye(len(bias))[y]
-        weight, bias = weight - 0.2 * apart.T @ z / len(y), bias - 0.2 * apart.mean(0)
+        weight = weight - 0.1 * (2 * apart.T @ z / len(y) + mu * (weight - to_weight))
+        bias = bias - 0.1 * (2 * apart.mean(0) + mu * (bias - to_bias))
     for key, expected in zip(made.layout.keys_of(head), (weight, bias), strict=True):
         np.testing.assert_allclose(now[key], expected, atol=1e-6)
     for key in made.layout.keys_of(made.layout.body):
