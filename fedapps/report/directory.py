@@ -182,7 +182,7 @@ def columns_of(path: Path) -> tuple[str, ...]:
 @contextmanager
 def _reading(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8", newline="\n") as file:
             yield file
     except (OSError, ValueError, csv.Error) as error:
         raise RunError(f"cannot read {path}: {error}") from error
