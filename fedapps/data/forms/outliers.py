@@ -21,8 +21,13 @@ TAIL = 10  # times as large as the way from the usual to the farthest other must
 HARM = 10  # times as large as the others' differences is the deviation: these are nearly equal
 LEAST = 10  # values that a client needs to have a range, which is that of the middle 90 %
 OFTEN = 3  # times among `SAMPLE` rows is a value there that may be a mark for what is missing
+VARIED = 10  # different values make a column no few codes, of which 99 can be one
+CODES = 2  # from a mark, there can be others: 97, 98 and 99 say why a value is missing
 APART = 1  # times the range of all others is a value from them that is no number, but a mark
 CLIENTS = 3  # are needed to say which of them is the odd one
+# what types of integers, netCDF, CMIP and GDAL have for nothing, without their signs
+FILLS = {"32767", "32768", "65535", "2.14748e+09", "4.29497e+09", "9.22337e+18"}
+FILLS |= {"1e+20", "9.96921e+36", "3.40282e+38"}
 _EQUAL = "which then count as nearly equal"
 
 
@@ -123,26 +128,43 @@ def _missing(them: str) -> str:
 def _repeated(rows: np.ndarray) -> Iterator[tuple[int, float]]:
     """Yield columns, with their least or largest value, if some rows say that it is a mark."""
     few = rows[:: max(1, len(rows) // SAMPLE)]
-    for place, column in enumerate(few.T):
-        values, counts = np.unique(column[np.isfinite(column)], return_counts=True)
-        for end in {0, len(values) - 1} if len(values) > LEAST else ():
-            value = float(values[end])
-            if counts[end] >= OFTEN and _apart(column, value):
+    if len(few) <= VARIED:
+        return
+    finite = np.where(np.isfinite(few), few, np.nan)
+    low, high = np.fmin.reduce(finite, axis=0), np.fmax.reduce(finite, axis=0)
+    for place in np.flatnonzero(high > low).tolist():
+        for value in (float(low[place]), float(high[place])):
+            column = finite[:, place]
+            often = _can_mark(value) and (column == value).sum() >= OFTEN
+            varied = often and (~np.isnan(np.unique(column))).sum() > VARIED
+            if varied and _apart(column, value):
                 yield place, value
 
 
-def _apart(column: np.ndarray, value: float) -> float:
-    """Return how far a value is from all others, in their ranges; 0 if it may be one of them.
+def _can_mark(value: float) -> bool:
+    """Tell whether a value is made of nines, such as 999 or -99.9, a fill, or negative hundreds.
 
-    Those that may not are made of nines, such as 999 or -99, or hundreds alone in being negative,
-    such as -200. Any other can be the end of a scale, or a 0 that was transformed with the rest.
+    Any other can be the end of a scale, or a 0 that was transformed with the rest.
     """
-    others = column[np.isfinite(column) & (column != value)]
-    low, high = others.min(), others.max()
-    gap = float(max(low - value, value - high) / (high - low)) if high > low else 0.0
-    nines, hundreds = {*f"{abs(value):.0f}"} == {"9"}, value < 0 <= low and not value % 100
-    odd = value.is_integer() and (nines or hundreds)
-    return gap if odd and gap >= APART else 0.0
+    digits = f"{abs(value):{'.0f' if value.is_integer() else 'g'}}"
+    nines = {*digits.replace(".", "")} == {"9"} and (value.is_integer() or abs(value) > 99)
+    return nines or f"{abs(value):g}" in FILLS or (value < 0 and not value % 100)
+
+
+def _apart(column: np.ndarray, value: float) -> float:
+    """Return how far a value that can be a mark is from all others, in their ranges.
+
+    It is 0 if it is too near, or hundreds beside other negative numbers. Whole numbers next to a
+    mark of two digits or more are marks, too, such as 97 and 98 next to 99.
+    """
+    away = np.abs(column - value)
+    beside = column[away <= CODES]
+    whole = abs(value) > 9 and bool((beside == np.floor(beside)).all())
+    others = column[np.isfinite(column) & (away > CODES * whole)]
+    low, high = float(others.min()), float(others.max())
+    gap = max(low - value, value - high) / (high - low) if high > low else 0.0
+    alone = low >= 0 or value % 100 or f"{abs(value):g}" in FILLS
+    return gap if gap >= APART and alone else 0.0
 
 
 def _mark(targets: bool) -> str:

@@ -1,5 +1,7 @@
 """Values far from all others, after which these count as nearly equal: a run tells of them."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -92,6 +94,12 @@ ORDINARY = {
     "at the end of a scale": np.minimum(DRAWS.uniform(0, 100, N), 80),
     "-1 beside counts": changed(DRAWS.poisson(30, N), slice(0, 40), -1),
     "twice -999": changed(DRAWS.uniform(0, 100, N), [4, 6], -999),
+    "ages, and 97 to 99": DRAWS.integers(0, 100, N),
+    "nines after a hole": np.where(
+        DRAWS.random(N) < 0.5, DRAWS.uniform(97, 99, N).round(1), SENSOR
+    ),
+    "dBm": changed(DRAWS.integers(-99, -30, N), slice(0, 40), -100),
+    "the end of 16 bits": np.minimum(DRAWS.integers(0, 70000, N), 65535),
     "codes": DRAWS.choice([1.0, 2, 3, 99], N, p=[0.5, 0.3, 0.19, 0.01]),
 }
 
@@ -99,18 +107,30 @@ ORDINARY = {
 class TestMarks:
     """The same value again and again, where no other is: it stands for what is missing."""
 
-    @pytest.mark.parametrize("mark", [-999, 999, -200])
-    @pytest.mark.parametrize("share", [0.02, 0.9])
+    @pytest.mark.parametrize(("mark", "share"), [
+        *product([-999, 999, -200, -999.9, -99.99], [0.02, 0.9]),
+        *product([-9999999, -32768, 65535, -(2.0**31), -(2.0**63), 1e20, 9.96921e36], [0.3, 0.9]),
+    ])  # fmt: skip
     def test_a_mark_is_told_with_its_row_and_what_to_do(self, mark, share):
         values = changed(DRAWS.uniform(0, 100, N), slice(7, 7 + int(share * N)), mark)
         values[5] = np.nan
         (line,) = lines(values)
         assert line == (
-            f"row 7: column x: {int(share * N)} of 1999 values are {mark}, far from all"
+            f"row 7: column x: {int(share * N)} of 1999 values are {mark:.9g}, far from all"
             " others; if it stands for missing values, make them"
             ' missing (an empty cell, NaN) with missing="mean"'
         )
         assert lines(values, targets=True)[0].endswith("missing values, leave their rows out")
+
+    @pytest.mark.parametrize("kind", [np.float32, np.float64])
+    @pytest.mark.parametrize("codes", [(97, 98, 99), (997, 998, 999), (-98, -99), (99.99,)])
+    def test_marks_in_a_row_do_not_hide_one_another(self, codes, kind):
+        values = DRAWS.integers(0, 30, N) if 99.99 not in codes else DRAWS.uniform(0, 30, N)
+        for place, code in enumerate(codes):
+            values = changed(values, slice(100 * place, 100 * place + 100), code)
+        (line,) = lines(values.astype(kind).astype(float))
+        at = f"row {100 * len(codes) - 100}: column x: 100 of 2000 values are "
+        assert line.startswith(f"{at}{kind(codes[-1]):.9g}, far")
 
     def test_the_farthest_column_names_the_others_and_slips_are_told_once(self):
         values = np.stack([changed(SENSOR, slice(9, 50), mark) for mark in (-99, -200, 1e6)], 1)
