@@ -12,7 +12,7 @@ from experiments.papers.table import SCALES, Cell, Reading, Table
 from experiments.run.dependent import settled
 from experiments.run.store import Run, Store
 
-ROUNDING = 1e-9  # of the largest value: values that differ less count as equal
+ROUNDING = 1e-9  # points, or of the largest value: values that differ less count as equal
 HEADS = ("row", "seeds", "reading", "ours", "published", "difference")  # of `Outcome.lines`
 
 
@@ -48,7 +48,7 @@ class Figure:
     @property
     def all_equal(self) -> bool:
         """Whether no two seeds differ; the interval has no width then, and says nothing."""
-        return bool(np.ptp(self.values) <= ROUNDING * np.abs(self.values).max())
+        return bool(np.ptp(self.values) <= ROUNDING * max(1.0, np.abs(self.values).max()))
 
     @property
     def sign(self) -> int | None:
