@@ -5,7 +5,7 @@ none. `p (Holm)` is corrected for the number of lines about a table.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.outcomes.cells import Figure, Outcome, best_scale, outcomes, words
@@ -18,7 +18,12 @@ ONE_SEED, UNCLEAR, YES, REVERSE = "one seed", "inconclusive", "yes", "no, the re
 DIVERGED = "diverged"  # with all seeds
 VERDICTS = (YES, REVERSE, UNCLEAR, ONE_SEED)
 HEADS = ("claim", "rows", "verdict", "difference", "p (Holm)", "published", "seeds")
-COUNTS = ("table", "asked by", *VERDICTS, "clear after Holm")  # the columns of `counts`
+SIZE = "size as published"
+COUNTS = ("table", "asked by", *VERDICTS, SIZE, "clear after Holm")  # the columns of `counts`
+SIZE_SAID = (
+    f"*{YES}* is about the sign of a difference. *{SIZE}* is about its size: of the lines with "
+    f"*{YES}* and a published difference, it counts those whose interval contains this difference."
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ class Judgement:
         return verdicts[self.gap.sign] if self.seeds else DIVERGED
 
     @property
+    def of_published_size(self) -> bool | None:
+        """Whether the interval contains the published difference; None without one, or no `YES`."""
+        if self.gap.published is None or self.verdict != YES:
+            return None
+        low, high = self.gap.span
+        return low <= self.gap.published <= high
+
+    @property
     def ours(self) -> bool:
         """Whether we ask the question, and no paper claims it."""
         return self.says.startswith("ours")
@@ -67,9 +80,19 @@ def counts(found: Iterable[Judgement]) -> Iterator[list[str]]:
     for whose, ours in (("the paper", False), ("us", True)):
         those = [judgement for judgement in kept if judgement.ours == ours]
         count = Counter(judgement.verdict for judgement in those)
+        verdicts = [str(count[verdict] or "") for verdict in VERDICTS]
+        inside = [each for one in those if (each := one.of_published_size) is not None]
+        size = f"{sum(inside)} of {len(inside)}" if inside else ""
         clear = sum(judgement.clear for judgement in those)
         if count:
-            yield [whose, *(str(count[verdict] or "") for verdict in VERDICTS), str(clear or "")]
+            yield [whose, *verdicts, size, str(clear or "")]
+
+
+def count_lines(parts: Sequence[tuple[str, list[Judgement]]]) -> Iterator[list[str]]:
+    """Yield the lines under `COUNTS`: those of each named part, then those of all together."""
+    whole = [judgement for _, judged in parts for judgement in judged]
+    for name, judged in (*parts, ("all", whole)):
+        yield from ([name, *line] for line in counts(judged))
 
 
 def lines(found: Iterable[Judgement]) -> Iterator[list[str]]:

@@ -68,12 +68,11 @@ def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _claims(store: Store, pages: "Pages") -> Iterator[str]:
-    """Yield a table that counts the verdicts of each table."""
-    found = ((table, claims.judged(store, table)) for table in tables().values())
-    lines = (
-        [pages.link(table), *line] for table, judged in found for line in claims.counts(judged)
-    )
-    yield from _grid(claims.COUNTS, lines)
+    """Yield a table that counts the verdicts of each table, and of all."""
+    found = [(table, claims.judged(store, table)) for table in tables().values()]
+    parts = [(pages.link(table), judged) for table, judged in found]
+    yield from _grid(claims.COUNTS, claims.count_lines(parts))
+    yield from ("", claims.SIZE_SAID)
 
 
 class Pages:

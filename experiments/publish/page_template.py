@@ -92,7 +92,7 @@ differed, about one line in twenty would say <i>yes</i> or <i>no, the reverse</i
 most 0.05, the chance that any is wrong is at most 5 %. The verdicts and intervals themselves are
 not corrected. The tables that compare methods with a yardstick have the same intervals and the same
 correction, for the number of methods. This table counts the verdicts, and under <i>clear after
-Holm</i> the lines whose <i>p (Holm)</i> is at most 0.05:</p>
+Holm</i> the lines whose <i>p (Holm)</i> is at most 0.05. {{ size_said|inline }}</p>
 {{ grid('claims', count_heads, counts) }}
 </article>
 {% endif %}

@@ -9,6 +9,7 @@ from experiments.figures.communication import sent
 from experiments.figures.curves import curves_of, reached
 from experiments.outcomes import claims, newcomers, yardstick
 from experiments.outcomes.cells import HEADS, Outcome, best_scale, outcomes, words
+from experiments.outcomes.claims import Judgement
 from experiments.papers.table import Table
 from experiments.publish import charts
 from experiments.run import tuning
@@ -62,7 +63,7 @@ class Section:
     newcomers_heads: list[str] = field(default_factory=list)
     newcomers: list[list[str]] = field(default_factory=list)
     claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
-    counts: list[list[str]] = field(default_factory=list)  # of their verdicts
+    judged: list[Judgement] = field(default_factory=list)  # the same
 
     def without(self, head: str) -> tuple[list[str], list[list[str]]]:
         """Return the heads and rows without a column that only the other page shows."""
@@ -92,7 +93,7 @@ def section(store: Store, table: Table) -> Section:
     part.spent = _spent(store, table, scale)
     if table.side_by_side:
         _side_by_side(part, table, ran)
-        part.claims, part.counts = _judged(store, table)
+        _judge(part, store, table)
         return part
     if table.yardstick:
         _compared(part, table, ran)
@@ -109,7 +110,7 @@ def section(store: Store, table: Table) -> Section:
     part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
     part.figures += charts.of_newcomers(table, later)
     part.figures += [*charts.over_columns(table, done), *_bytes(done)]
-    part.claims, part.counts = _judged(store, table)
+    _judge(part, store, table)
     return part
 
 
@@ -130,10 +131,10 @@ def _clock(run: Run) -> tuple[int, float, float]:
     return run.seed, run.seconds, run.seconds_per_round
 
 
-def _judged(store: Store, table: Table) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the lines about a table's claims, and those that count the verdicts."""
-    judged = [*claims.judged(store, table)]
-    return [*claims.lines(judged)], [*claims.counts(judged)]
+def _judge(part: Section, store: Store, table: Table) -> None:
+    """Fill in what is said about a table's claims."""
+    part.judged = claims.judged(store, table)
+    part.claims = [*claims.lines(part.judged)]
 
 
 def _side_by_side(part: Section, table: Table, ran: list[Outcome]) -> None:

@@ -460,9 +460,17 @@ def test_claims_are_held_against_paired_seeds(toy):
         "<all> are better", "", "ours",
     ]  # fmt: skip
     verdicts = claims.COUNTS[2:]
-    assert verdicts == ("yes", "no, the reverse", "inconclusive", "one seed", "clear after Holm")
+    assert verdicts == (
+        "yes", "no, the reverse", "inconclusive", "one seed",
+        "size as published", "clear after Holm",
+    )  # fmt: skip
     counts = [*claims.counts([sure, more, less])]
-    assert counts == [["the paper", "2", "", "", "", "2"], ["us", "", "1", "", "", "1"]]
+    assert counts == [
+        ["the paper", "2", "", "", "", "0 of 2", "2"], ["us", "", "1", "", "", "", "1"],
+    ]  # fmt: skip
+    of_size = [replace(sure, gap=replace(sure.gap, published=p)) for p in (9.8, 10.3, None, 10.2)]
+    (line,) = claims.counts([*of_size, replace(less, says="")])
+    assert line[1:3] == ["4", "1"] and line[5] == "2 of 3", "10.00 ± 0.25 has 9.8 and 10.2"
     alone = stats.ttest_1samp(gaps, 0).pvalue
     assert less.corrected == pytest.approx(alone), "the third of three: its own"
     assert [*claims.counts([])] == []
