@@ -24,6 +24,10 @@ from fedapps.drawing.pictures import BLUE, GREY, INK, RED, WIDEST, new_panels
 TABLES = ("benchmark-cifar10", "benchmark-digits", "watch", "heart", "shakespeare")
 # Points. A mean outside is an arrow at the edge, with its figure; an interval ends in a small one.
 LOW, HIGH = -10.0, 5.0
+X_LABEL = (
+    "Points ahead of that figure, which is the line at 0. Methods are ordered by their mean place "
+    "in these tables, the best first; those in fewer than half of them come last."
+)
 COLOURS = {BETTER: BLUE, WORSE: RED}
 Found = Mapping[str, Comparison]
 
@@ -77,11 +81,21 @@ def show(store: Store, options: Namespace) -> None:
     print_table(("method", *comparisons), rows)
     least = min(2, len(comparisons))
     plotted = {name: line for name, line in methods.items() if len(line) >= least}
-    save_plot(lambda: draw(comparisons, plotted), options.plot)
+    words = {
+        t.name: (t.short or t.name, t.yardstick_is or t.yardstick) for t in pick(options.tables)
+    }
+    save_plot(lambda: draw(comparisons, plotted, words), options.plot)
 
 
-def draw(comparisons: Found, methods: Mapping[str, Mapping[str, Line]]) -> Figure:
-    """Draw a panel for each table: a dot for each method's difference, and its 95 % interval."""
+def draw(
+    comparisons: Found,
+    methods: Mapping[str, Mapping[str, Line]],
+    words: Mapping[str, tuple[str, str]],
+) -> Figure:
+    """Draw a panel for each table: a dot for each method's difference, and its 95 % interval.
+
+    `words` names each table, and what its yardstick is.
+    """
     size = (WIDEST, 1.4 + 0.21 * len(methods))
     figure, panels = new_panels(len(comparisons), size)
     names = list(methods)
@@ -92,11 +106,13 @@ def draw(comparisons: Found, methods: Mapping[str, Mapping[str, Line]]) -> Figur
         base = next(line for line in comparison.lines if line.name == comparison.yardstick)
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set(xlim=(LOW, HIGH), ylim=(len(names) - 0.5, -0.5))
-        axes.set_xlabel(f"{table}\n({base.name}: {base.accuracy.mean:.1f} %)")
+        title, reference = words[table]
+        axes.set_title(title, size=9)
+        axes.set_xlabel(f"{reference}: {base.accuracy.mean:.1f} %")
         axes.grid(axis="both")
     panels[0].set_yticks(range(len(names)), names)
     figure.legend(handles=_signs(), loc="outside upper left", ncols=len(_signs()), alignment="left")
-    figure.supxlabel("points ahead of the yardstick", size=9)
+    figure.supxlabel(X_LABEL, size=9)
     return figure
 
 

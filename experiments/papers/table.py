@@ -5,6 +5,7 @@ run-config, changed first by the column, then by the row, then by the scale. A t
 columns has one cell per row. Values in brackets are defaults.
 
     title, source, note     its title, its place in the paper, and what readers should know
+    short                   the title in a few words, for a column of a picture [its name]
     base                    the name of a run-config in experiments/configs
     like                    another table, of which it has all fields that it does not have itself;
                             a row of the same name changes that table's row, field by field
@@ -27,6 +28,7 @@ columns has one cell per row. Values in brackets are defaults.
                             columns (patterns of the columns in which it is judged),
                             published (row = difference in points): `outcomes/claims.py`
     yardstick, alone        rows with which all others are compared, client by client
+    yardstick_is            what the row `yardstick` is, in words [its name]
     follows, thresholds     a column of rounds.csv to plot over rounds; accuracies in percent
     over                    a key that columns set: rows are plotted over its numbers, too
     side_by_side            true: the table has a column for each of its columns, not a line
@@ -181,7 +183,9 @@ class Table:
     side_by_side: bool = False
     own_trials: bool = False
     claims: Sequence[Claim] = ()
+    short: str = ""
     yardstick: str = ""
+    yardstick_is: str = ""
     alone: str = ""
 
     @property

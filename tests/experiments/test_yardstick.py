@@ -209,7 +209,12 @@ def test_leads_are_drawn_where_the_differences_are(toy):
     found = {table.name: yardstick.compare(outcomes_of(toy), "fedavg-ft", "local")}
     methods = leads.by_method(found)
     assert [*methods] == ["better", "same", "local"], "the yardstick has no line of its own"
-    (axes,) = leads.draw(found, methods).axes
+    figure = leads.draw(found, methods, {table.name: ("Toys", "tuned FedAvg")})
+    assert "mean place" in figure.get_supxlabel(), "the order of the methods is told"
+    (axes,) = figure.axes
+    accuracy = 100 * np.mean([values.mean() for values in base.values()])
+    told = axes.get_title(), axes.get_xlabel()
+    assert told == ("Toys", f"tuned FedAvg: {accuracy:.1f} %")
     assert [label.get_text() for label in axes.get_yticklabels()] == [*methods]
     dots = {
         int(line.get_ydata()[0]): line for line in axes.get_lines() if line.get_marker() != "None"
@@ -229,7 +234,7 @@ def test_an_interval_that_goes_on_beyond_an_edge_says_so(toy):
 
     def arrows(*gaps):
         line = replace(same, gap=Figure(gaps, None))
-        (axes,) = leads.draw({"t": found}, {"same": {"t": line}}).axes
+        (axes,) = leads.draw({"t": found}, {"same": {"t": line}}, {"t": ("", "")}).axes
         lines = [line for line in axes.get_lines() if line.get_marker() in ("<", ">")]
         return {line.get_marker(): line.get_xdata()[0] for line in lines}
 
