@@ -15,7 +15,7 @@ from experiments.run.store import Store
 from fedapps.core.files import write_whole
 from fedapps.drawing import html
 
-MARKED = re.compile(r"`([^`]+)`|\*([^*]+)\*")
+MARKED = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^]]+)\]\([^)]+\)")
 PAPERS: dict[str | tuple[str, ...], str] = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
     "attacks": "Attackers, and robust means",
@@ -35,8 +35,10 @@ COLORS = {  # CSS classes of verdicts
 }
 
 
-def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
-    """Write the page; `computed` are sections beside those of the tables."""
+def write(
+    store: Store, path: Path, computed: Iterable[Section] = (), short: Markup | None = None
+) -> None:
+    """Write the page; `short` is its beginning, `computed` are sections beside the tables'."""
     found = {name: section(store, table) for name, table in tables().items()}
     found |= {part.name: part for part in computed}
     groups = {
@@ -55,6 +57,7 @@ def write(store: Store, path: Path, computed: Iterable[Section] = ()) -> None:
         counts=[*claims.count_lines([(_link(part), part.judged) for part in found.values()])],
         size_said=claims.SIZE_SAID,
         colors=COLORS,
+        short=short,
         head=Markup(html.HEAD),
         style=Markup(html.STYLE + STYLE),
         done=len(runs),
@@ -68,10 +71,13 @@ def _link(part: Section) -> Markup:
 
 
 def inline(text: str) -> Markup:
-    """Return a text whose `code` and *emphasis* are marked, as in Markdown."""
+    """Return a text whose `code`, *emphasis* and **bold** are marked; of a link, its text stays."""
     return Markup(MARKED.sub(_mark, str(escape(text))))
 
 
 def _mark(found: re.Match[str]) -> str:
-    code, emphasis = found.groups()
-    return f"<code>{code}</code>" if code else f"<em>{emphasis}</em>"
+    code, bold, emphasis, link = found.groups()
+    if link:
+        return link
+    tag = "code" if code else "b" if bold else "em"
+    return f"<{tag}>{code or bold or emphasis}</{tag}>"

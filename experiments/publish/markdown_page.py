@@ -14,6 +14,7 @@ from experiments.outcomes.tidy import write_csv
 from experiments.papers.files import tables
 from experiments.papers.table import Table
 from experiments.publish import html_page
+from experiments.publish.in_short import in_short
 from experiments.publish.sections import Section, costs_section, section
 from experiments.run import tuning
 from experiments.run.store import Store
@@ -128,7 +129,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
     """
     store.pack()
     write_csv(store)
-    costs = costs_section()
+    costs, short = costs_section(), None
     if store.folder.resolve() == (HERE / "results").resolve():
         pages, page = Pages(), HERE / "results.html"
         for table in chosen:
@@ -136,7 +137,8 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
         pages.put(costs.name, [*markdown(costs)])
         pages.put("claims", [*_claims(store, pages)])
         pages.write()
+        short = in_short(pages.main)
     else:
         page = store.folder / "results.html"
-    html_page.write(store, page, [costs])
+    html_page.write(store, page, [costs], short)
     print(page)

@@ -13,6 +13,9 @@ ul { margin: 0; padding-left: 20px; }
 article { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 14px 16px; margin: 0 0 16px; min-width: 0; }
 .said { font-weight: 600; }
+.short { display: flow-root; } .short ul { display: flow-root; margin-bottom: 10px; }
+.short img { float: right; width: 60%; margin: 0 0 8px 16px; border-radius: 6px; }
+@media (max-width: 900px) { .short img { float: none; width: 100%; margin: 0 0 10px; } }
 td.yes { color: var(--yes); font-weight: 600; } td.no { color: var(--no); font-weight: 600; }
 /* A shadow at the right or the bottom shows that a table goes on there. */
 .scroll { overflow: auto; max-height: 760px; margin: 8px 0;
@@ -65,6 +68,7 @@ TEMPLATE = (
 </head>
 <body><main>
 <h1>Our results and the papers'</h1>
+{% if short %}<article class="short">{{ short }}</article>{% endif %}
 <p>This page compares figures that we measured with this code with those that the papers
 published. Figures are in percent; <i>±</i> is half of the 95 % interval over seeds. There are
 {{ done }} runs (scale: {{ scales }}). Figures are those of the last round unless the reading

@@ -853,6 +853,8 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     (project / "RESULTS.md").write_bytes(page)
     costs_of, docs = tmp_path / "project" / "docs" / "results" / "fedseq.md", HERE.parent / "docs"
     shutil.copytree(docs / "results", costs_of.parent)
+    (costs_of.parents[1] / "images").mkdir()
+    (costs_of.parents[1] / "images" / "leads.png").write_bytes(b"dots")
     monkeypatch.setattr(markdown_page, "HERE", project)
     few = {found.name: found for found in files.pick(["fedfc", "fedseq-datasets"])}
     for place in (files, html_page, markdown_page):  # to look at all takes long
@@ -865,7 +867,10 @@ def test_a_report_of_other_results_leaves_those_of_the_project(tmp_path, monkeyp
     assert capsys.readouterr().out.splitlines() == [f"{own}/results.html"]
     assert runner.main(["--results", str(project / "results"), "report"]) == 0
     assert (project / "RESULTS.md").read_bytes() != page, "fewer rows decide fewer claims"
-    assert (project / "results.html").exists()
+    shown = html.unescape((project / "results.html").read_text("utf-8"))
+    first = page.decode().partition("## In short")[2].partition("**")[2].partition("**")[0]
+    assert shown.index(first) < shown.index("data:image/png;base64,ZG90cw==") < shown.index("<nav")
+    assert shown.count("<li>") >= 5 and "ZG90cw" not in (own / "results.html").read_text("utf-8")
     written = costs_of.read_text("utf-8")
     line = "| cost of FedSeq anti | 0,100,200 | 838,880,000,000 | 838,880,000,000 | +0 |"
     assert line in written
@@ -883,8 +888,8 @@ def test_each_table_has_one_place_on_the_pages():
 
 
 def test_the_page_marks_code_and_emphasis_and_escapes_the_rest():
-    marked = html_page.inline("*Rank* < `a*b*c` & 2 * 3")
-    assert marked == "<em>Rank</em> &lt; <code>a*b*c</code> &amp; 2 * 3"
+    marked = html_page.inline("*Rank* < `a*b*c` & **2** [or](x.md#y) * 3")
+    assert marked == "<em>Rank</em> &lt; <code>a*b*c</code> &amp; <b>2</b> or * 3"
 
 
 def test_the_page_has_the_notes_of_the_rows_that_have_run(table, store):
