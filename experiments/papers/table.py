@@ -5,7 +5,7 @@ run-config, changed first by the column, then by the row, then by the scale. A t
 columns has one cell per row. Values in brackets are defaults.
 
     title, source, note     its title, its place in the paper, and what readers should know
-    short                   the title in a few words, for a column of a picture [its name]
+    short                   the title in a few words, for pictures and links
     base                    the name of a run-config in experiments/configs
     like                    another table, of which it has all fields that it does not have itself;
                             a row of the same name changes that table's row, field by field

@@ -105,7 +105,7 @@ class Pages:
     def link(self, table: Table) -> str:
         """Return a link from RESULTS.md to a table, with the anchor that GitHub makes of it."""
         anchor = re.sub(r"[^a-z0-9 -]", "", table.title.lower()).replace(" ", "-")
-        return f"[{table.title}]({relpath(self.of(table.name), HERE)}#{anchor})"
+        return f"[{table.short or table.title}]({relpath(self.of(table.name), HERE)}#{anchor})"
 
     def write(self) -> None:
         """Write the pages whose text has changed."""

@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -882,6 +883,9 @@ def test_each_table_has_one_place_on_the_pages():
     pages = markdown_page.Pages()
     for table in files.tables().values():
         assert pages.of(table.name)
+    claims = pages.texts[pages.main].partition("<!-- claims -->")[2].partition("<!-- end of")[0]
+    rows = [re.sub(r"\]\(.*?\)", "", line) for line in claims.splitlines() if line[:3] == "| ["]
+    assert len(rows) > 9 and max(map(len, rows)) <= 100, "it fits into a line"
     pages.texts[pages.main] += "<!-- watch -->\n<!-- end of watch -->\n"
     with pytest.raises(RunError, match=r"^<!-- watch --> stands in docs/results more than once"):
         pages.put("watch", ["new"])
