@@ -174,7 +174,7 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
                 return Failure(request.client, WITHHELD)
             pack_metrics(update, info.presum)  # if Flower refuses it, only this client fails
             # In each reply, as replies can be lost; the server tells it once.
-            other: Metrics = {OTHER_DATA: 1} if store.has_other_data else {}
+            other: Metrics = {OTHER_DATA: store.other_data} if store.other_data else {}
             return dataclasses.replace(update, metrics=update.metrics | other)
         except DeclinedError as error:
             log.info("client %s: %s", request.client, error)

@@ -29,7 +29,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
-from fedapps.engine.store import CHANGED, EARLIER_RUN, ClientStore
+from fedapps.engine.store import CHANGED, EARLIER_RUN, TRAINED_ON, ClientStore, data_changed
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
@@ -128,6 +128,9 @@ class Device(NodeConfig):
         if before == now:
             return store
         remove_left_over(self.state_dir)
+        whole = space.dataset.num_train == len(space.dataset.target_values)
+        changed = before and before.data not in ("", now.data)
+        drawn = whole and before and (before.last != now.last or (changed and not now.last))
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(
@@ -141,19 +144,14 @@ class Device(NodeConfig):
                 )
             if info.attempt > before.attempt:  # it may have been away for several resumptions
                 store.roll_back(min(info.resumed[before.attempt :]))
-            if before.data not in ("", now.data):
-                log.warning("client %s: its data have changed since the run began", self.client)
-                write_whole(folder / CHANGED, b"", durable=True)
+            if changed:
+                told = data_changed(drawn)
+                log.warning("client %s: %s", self.client, told)
+                write_whole(folder / CHANGED, told.encode(), durable=True)
         else:
-            whole = space.dataset.num_train == len(space.dataset.target_values)
-            drawn = not now.last and before and before.data not in ("", now.data)
-            if whole and before and (drawn or before.last != now.last):
-                log.warning(
-                    "client %s: its data, or the split, have changed since its last run, and"
-                    " samples that it is scored on now may have been trained on then; give it a"
-                    " test part of its own, or set split=last in all runs and append new samples",
-                    self.client,
-                )
+            if drawn:
+                told = "its data, or the split, have changed since its last run"
+                log.warning("client %s: %s%s", self.client, told, TRAINED_ON)
             self._begin(replace(store, owners=()), settings.client_state)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store

@@ -17,7 +17,7 @@ from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy_mode import RELEASES
-from fedapps.engine.store import CHANGED
+from fedapps.engine.store import CHANGED, data_changed
 from fedapps.engine.versions import OTHER_DATA, StateVersions
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -126,9 +126,10 @@ class Recovery:
         if lost := self.versions.see(round_, update.client, update.metrics):
             log.warning("round %s: client %s: %s", round_, update.client, lost)
             report.event(round_, update.client, "state-lost", lost)
-        if update.metrics.get(OTHER_DATA) == 1 and update.client not in self._changed(report):
+        other = update.metrics.get(OTHER_DATA)
+        if other in (1, 2) and update.client not in self._changed(report):
             self._changed(report).add(update.client)
-            told = "its data have changed since the run began"
+            told = data_changed(drawn=other == 2)
             log.warning("round %s: client %s: %s", round_, update.client, told)
             report.event(round_, update.client, CHANGED, told)
 

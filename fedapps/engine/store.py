@@ -28,9 +28,18 @@ EARLIER_RUN = 0  # version number of a state that a device takes over from an ea
 # would be another in each file.)
 _ABOUT = "blake2b"
 CHANGED = "data-changed"  # a file, and an event: the data are others than at the begin
+TRAINED_ON = (  # if a device draws its test samples from all that it has
+    ", and samples that it is scored on now may have been trained on then; give it a test part of"
+    " its own, or set split=last in all runs and append new samples"
+)
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
+
+
+def data_changed(drawn: object) -> str:
+    """Say that a device's data have changed during a run; `drawn`: its test samples, too."""
+    return f"its data have changed since the run began{TRAINED_ON if drawn else ''}"
 
 
 def state_folder(run: Path, client: int, clients: int) -> Path:
@@ -121,9 +130,10 @@ class ClientStore:
         return newest
 
     @property
-    def has_other_data(self) -> bool:
-        """Whether the client's data have changed during the run."""
-        return (self.folder / CHANGED).exists()
+    def other_data(self) -> int:
+        """1 if the client's data have changed during the run, 2 if its test samples, too; or 0."""
+        path = self.folder / CHANGED
+        return 1 + (path.read_text() == data_changed(drawn=True)) if path.exists() else 0
 
     def advice(self, round_: int) -> str:
         """Say what to do if training from the state before `round_` fails.

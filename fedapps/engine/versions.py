@@ -7,7 +7,7 @@ from typing import Any
 from fedapps.engine.store import NONE
 
 # Metrics of a reply: the round of the loaded state (or `NONE`); 1 if a state was saved, else 0; 1
-# if the client's data are others than when the run began.
+# if the client's data are others than when the run began, 2 if its test samples, too.
 LOADED, SAVED, OTHER_DATA = "state-loaded", "state-saved", "other-data"
 
 

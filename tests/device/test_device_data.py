@@ -259,3 +259,39 @@ def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one
     # the first one tests on what a draw has trained on; then what is new comes last
     assert [line in text for text in told] == [True, False, True, False]
     assert "split" not in told[1]
+
+
+@pytest.mark.parametrize(("parts", "split", "mixed"), [
+    (["train"], "merged", True),
+    (["train"], "last", False),
+    (["train", "test"], "merged", False),
+])  # fmt: skip
+def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
+    parts, split, mixed, nodes, tmp_path, capsys, device_run, read_csv
+):
+    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
+    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(45)]
+    keys = (
+        f'strategy="fedper" model="mlp" input-shape="4" target-column="label" split="{split}"'
+        ' columns="x0,x1,x2,x3" client-state="reset"'
+    )
+    own = tmp_path / "own"
+    own.mkdir()
+    for part in parts:
+        (own / f"{part}.csv").write_text("\n".join([head, *rows[:40]]), "utf-8")
+    for node in nodes:
+        node["data"] = str(own / "train.csv" if parts == ["train"] else own)
+    folder = device_run(keys, "num-rounds=1")
+    (own / "train.csv").write_text("\n".join([head, *rows]), "utf-8")
+    device_run(keys, f'num-rounds=2 resume="{folder}"')
+    told = "its data have changed since the run began"
+    if mixed:
+        told += (
+            ", and samples that it is scored on now may have been trained on then; give it a test"
+            " part of its own, or set split=last in all runs and append new samples"
+        )
+    lines = capsys.readouterr().out.splitlines()
+    assert f"warning: client 0: {told}" in lines
+    assert f"warning: round 2: client 0: {told}" in lines
+    events = [[*row.values()] for row in read_csv(folder, "events.csv")]
+    assert ["2", "0", "data-changed", told] in events
