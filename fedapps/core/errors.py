@@ -9,6 +9,7 @@ from logging import LogRecord
 
 DECLINED = "declined"  # one begins so if a device does not want to work now
 WITHHELD = f"{DECLINED}: keeps its scores to itself (scores=false in its node-config)"
+GROWN = f"{DECLINED}: its data have grown"  # one begins so if a device has more samples than known
 NO_REPLY = "no reply in time"  # the cause of a failure if nothing has come back
 DIVERGED = "training diverged"  # a failure's cause begins so if numbers are no longer finite
 

@@ -19,7 +19,7 @@ from fedapps.report.rows import ClientEval
 from fedapps.tasks import Counts
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
-from fedapps.wire.checks import invalid_loss
+from fedapps.wire.checks import GrownError, invalid_loss
 
 SLACK = 1000  # a method's further work may cost this many times as much as its plan
 # Metrics that every evaluation has.
@@ -77,7 +77,8 @@ class MetricChecks:
 
     def evaluation(self, update: ClientUpdate, plan: Plan) -> Evaluation:
         """Read the metrics of an evaluation: those of its personalization, and its scores."""
-        return Evaluation(self.training(update, plan, "finetune_"), self.scores(update))
+        scores = self.scores(update)
+        return Evaluation(self.training(update, plan, "finetune_"), scores)
 
     def scores(self, update: ClientUpdate) -> ClientEval:
         """Read the scores of an evaluation."""
@@ -98,7 +99,10 @@ class MetricChecks:
             figures=given(figures, metrics),
             **{name: msgspec.convert(metrics[name], kind) for name, kind in REPORTED.items()},
         )
-        _at_most("num_train", scores.num_train, self.strategy.count(update.client, "train"))
+        own, devices = self.strategy.count(update.client, "train"), self.strategy.devices
+        if devices and own < scores.num_train <= self.strategy.settings.max_samples:
+            raise GrownError(own, scores.num_train)
+        _at_most("num_train", scores.num_train, own)
         if scores.loss < 0:  # NaN or infinite if personalization diverged
             raise ValueError(f"loss = {scores.loss:g}: must be at least 0")
         return scores

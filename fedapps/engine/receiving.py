@@ -99,7 +99,8 @@ class Receiving:
         """Log and record failures, and who declined; raises `RunError` if there are too many.
 
         A device that declines is as one that is away: it has not failed, but a run in which all
-        decline can end. `spoilt` says why there is no secure sum of those that have not failed.
+        decline can end. One that has more samples than it said is asked anew. `spoilt` says why
+        there is no secure sum of those that have not failed.
         """
         failures = sorted(exchange.failures, key=lambda failure: failure.client)
         failing = "failed" if kind == "train" else "failed in the evaluation"
@@ -116,7 +117,8 @@ class Receiving:
             self.report.event(round_, client, "failure", cause)
         totals.failed |= failed
         late = {failure.client for failure in failures if failure.unanswered}
-        self.nodes.recheck(failed, fleet, late)
+        grown = {failure.client for failure in failures if failure.grown}
+        self.nodes.recheck(failed | grown, fleet, late, grown)
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked = len({*exchange.requests} | {failure.client for failure in failures})

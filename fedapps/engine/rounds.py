@@ -211,7 +211,8 @@ class Rounds:
             boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
             trained, scored = (strategy.count(client, n) for n in ("train", s.evaluate_on))
             count = trained if kind == "train" else scored
-            requests.append(Request(client, plan, arrays, count, boxes))
+            grown = s.max_samples if strategy.devices else 0
+            requests.append(Request(client, plan, arrays, count, boxes, grown))
             loads.append(load(plan, trained, scored, s.batch_size))
         places = self.fleet.nodes
         if kind == "train":

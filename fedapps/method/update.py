@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fedapps.core.errors import DECLINED, NO_REPLY, WITHHELD
+from fedapps.core.errors import DECLINED, GROWN, NO_REPLY, WITHHELD
 from fedapps.models.layers import Arrays
 
 SERVER = -1  # the client of an update that the server has made itself
@@ -83,6 +83,11 @@ class Failure:
     def withheld(self) -> bool:
         """Whether it is a device that has been scored, and tells nobody how."""
         return self.cause == WITHHELD
+
+    @property
+    def grown(self) -> bool:
+        """Whether it has declined as it has more samples than it said: it is to be asked anew."""
+        return self.cause.startswith(GROWN)
 
     @property
     def unanswered(self) -> bool:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
-from fedapps.core.errors import one_line
+from fedapps.core.errors import GROWN, one_line
 from fedapps.core.flower import ErrorCode
 
 FIGURES_BYTES = 2**20  # limit of a client's reply without its arrays: names, figures, causes
@@ -18,6 +18,13 @@ LARGEST = float(np.finfo(np.float32).max)  # as a limit of values, it only means
 
 class BadMessage(ValueError):
     """A message does not hold what was asked for; the text says what is wrong."""
+
+
+class GrownError(BadMessage):
+    """A device has more samples than it said when it was last asked, which is no failure."""
+
+    def __init__(self, known: int, now: int) -> None:
+        super().__init__(f"{GROWN} from {known} to {now} samples since it was last asked")
 
 
 def reason_of(error: Error) -> str:

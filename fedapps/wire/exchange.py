@@ -11,7 +11,7 @@ from fedapps.core.errors import NO_REPLY, one_line
 from fedapps.method.update import ClientUpdate, Failure
 from fedapps.models.layers import Layout
 from fedapps.training.plan import Plan
-from fedapps.wire.checks import LARGEST
+from fedapps.wire.checks import LARGEST, GrownError
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
@@ -101,7 +101,9 @@ class Exchange:
                 try:
                     arrived[update.client] = replace(update, checked=check(update, plan))
                 except (ValueError, KeyError) as error:
-                    cause = f"the reply's figures are broken: {one_line(str(error))}"
+                    grown = isinstance(error, GrownError)
+                    what = "" if grown else "the reply's figures are broken: "
+                    cause = what + one_line(str(error))
                     self.failures.append(Failure(update.client, cause))
             while order and order[0] in arrived:
                 if (ready := arrived.pop(order.popleft())) is not None:

@@ -24,6 +24,7 @@ BUSY_WAIT = 3.0  # seconds that a round waits for one that was late; Flower's as
 REFRESH = 600.0  # seconds after which a device is asked again, as its disk fills meanwhile
 GREETINGS = 3  # unanswered greetings, HELLO_WAIT apart, to which an answer still counts
 BUSY = "it has not answered in time (round-timeout), and takes part again once it does"
+MORE = "it has more samples than it said, and takes part again once it says how many"
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Guest:
     answered: float = -math.inf  # when the greeting of its last answer was sent
     outdated: float = -math.inf  # answers to greetings that were sent earlier are out of date
     late: float = -math.inf  # when it was last given up; it may be at work until it answers
+    why: str = BUSY  # why it is left out until then
     has_model: bool = False  # whether it has the initial model, as far as is known
 
     def is_due(self, now: float) -> bool:
@@ -153,20 +155,26 @@ class NodeRegistry:
         more = f", {starting} starting" if starting else ""
         return f"waiting for {number(self.at_least - ready - starting, 'SuperNode')}: {come}{more}"
 
-    def recheck(self, clients: Iterable[int], fleet: Fleet, late: Collection[int] = ()) -> None:
+    def recheck(
+        self,
+        clients: Iterable[int],
+        fleet: Fleet,
+        late: Collection[int] = (),
+        grown: Collection[int] = (),
+    ) -> None:
         """Ask the devices of `clients` again: one that failed may have been restarted.
 
         It gets the initial model again, because it may have lost that. Those that are `late`, too,
-        have not answered at all. They are left out until they do, or they would work, one after
-        the other, for rounds that are over, and hold up each new one.
+        have not answered at all, and are left out until they do: else they would work for rounds
+        that are over. So are those that have `grown`, as no reply of theirs would count.
         """
         nodes = {fleet.bound[client].node: client for client in clients if client in fleet.bound}
         self._recheck(nodes)
         for node in self._guests.keys() & nodes:
             guest = self._guests[node]
             guest.has_model = False
-            if nodes[node] in late:
-                guest.late = guest.outdated
+            if nodes[node] in {*late, *grown}:
+                guest.late, guest.why = guest.outdated, MORE if nodes[node] in grown else BUSY
 
     def _recheck(self, nodes: Iterable[int]) -> None:
         for node in self._guests.keys() & nodes:
@@ -231,7 +239,7 @@ class NodeRegistry:
                 owners[hello.client] = node
             if guest.is_busy:
                 self._busy[node] = hello.client
-                self._reject(node, hello, BUSY)
+                self._reject(node, hello, guest.why)
             else:
                 here[node] = hello
                 self._reported.pop(node, None)  # what comes again is told again
@@ -267,14 +275,12 @@ class NodeRegistry:
 
     def _reject(self, node: int, hello: Hello, problem: str) -> None:
         """Leave a SuperNode out, and log the reason once."""
-        client = "" if hello.client == "any" else f", client {hello.client}"
-        reason = f"SuperNode {node}{client}: {problem}"
         own = None if hello.client == "any" else hello.client
+        reason = f"SuperNode {node}{'' if own is None else f', client {own}'}: {problem}"
         self._rejected[node] = LeftOut(reason, own if own in range(self.device_count) else None)
         if self._reported.get(node) != reason:
             log.info("left out: %s", reason)
-            who = "server" if hello.client == "any" else hello.client
-            self.lookout.event(who, "left-out", reason)
+            self.lookout.event("server" if own is None else own, "left-out", reason)
         self._reported[node] = reason
 
     def _too_few(self, fleet: Fleet, unknown: list[int]) -> str:

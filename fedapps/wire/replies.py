@@ -18,7 +18,7 @@ from fedapps.core.flower import SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
 from fedapps.method.update import ClientUpdate, Failure, Metrics
 from fedapps.models.layers import Layout
 from fedapps.wire.arrays import checked_extras, pack_arrays, unpack_arrays
-from fedapps.wire.checks import LARGEST, BadMessage, check_size, reason_of, record_of
+from fedapps.wire.checks import LARGEST, BadMessage, GrownError, check_size, reason_of, record_of
 from fedapps.wire.requests import NodeRequest, Request
 
 # Ray's errors for a process that was ended from outside, usually for lack of memory.
@@ -147,6 +147,8 @@ def _unpack_update(
         raise BadMessage("the reply has no result of this client")
     numbers = dict(metrics)
     num_examples = numbers.pop("num-examples", 0)
+    if isinstance(num_examples, int) and request.samples < num_examples <= request.grown:
+        raise GrownError(request.samples, num_examples)
     if not (isinstance(num_examples, int) and 1 <= num_examples <= request.samples):
         raise BadMessage(
             f"num-examples = {num_examples}: must be from 1 to {request.samples}, "

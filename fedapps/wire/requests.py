@@ -33,8 +33,9 @@ from fedapps.wire.checks import FIGURES_BYTES, record_of
 class Request:
     """One client's work in one round: its plan, and the arrays that it downloads, by name.
 
-    `samples` is the largest number of samples that the client may claim in its reply. It is not
-    sent. With `boxes`, the client uploads a masked vector in place of arrays (`fedapps.secure`).
+    `samples` is the largest number of samples that the client may claim in its reply. If it claims
+    more, but at most `grown`, it is to be asked anew. Neither is sent. With `boxes`, the client
+    uploads a masked vector in place of arrays (`fedapps.secure`).
     """
 
     client: int
@@ -42,6 +43,7 @@ class Request:
     arrays: Arrays
     samples: int = 2**40
     boxes: bytes = b""
+    grown: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from fedapps import client_app, server_app
 from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.engine import checkpoint
+from fedapps.method.update import replace
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.serial_grid import DeviceGrid
@@ -142,6 +143,81 @@ def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypa
     fleet = NodeRegistry(StreamingGrid(grid), 2, 60.0, DEVICES, simulated=False).wait_for_nodes()
     assert list(fleet.bound) == [0, 1]
     assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
+
+
+class GrowingGrid(DeviceGrid):
+    """Devices whose training data become others just before the first message of a kind."""
+
+    grow = staticmethod(lambda: None)
+    when = ("train", "2")
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        if self.when in {(m.metadata.message_type, m.metadata.group_id) for m in messages}:
+            self.when = None
+            self.grow()
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("clients", [[1], [0, 1, 2]])
+@pytest.mark.parametrize(("when", "times"), [(("train", "2"), 2), (("evaluate", "2"), 1)])
+def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
+    when, times, clients, flat_config, no_plots, nodes, read_csv, tmp_path
+):
+    """Not even a run that no failure may pass ends, nor one in which all of them have grown."""
+    sizes, parts = {}, [dict(np.load(node["data"])) for node in nodes]
+    for client, (node, part) in enumerate(zip(nodes, parts, strict=True)):
+        node["data"] = str(tmp_path / f"{client}.npz")
+        np.savez(node["data"], **part)
+        sizes[client] = [len(part["train_labels"])]
+        sizes[client].append(sizes[client][0] * (1 + (client in clients)))
+
+    def grow():
+        for client in clients:
+            new = {
+                key: np.concatenate([value] * 2) if key.startswith("train_") else value
+                for key, value in parts[client].items()
+            }
+            np.savez(nodes[client]["data"], **new)
+
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 max-failures=0')
+    grid = GrowingGrid(client_app.app, flat, nodes)
+    grid.grow, grid.when = grow, when
+    folder = run_on(grid, flat)
+    events = [[*row.values()] for row in read_csv(folder, "events.csv")]
+    told = "its data have grown from {} to {} samples since it was last asked"
+    assert [e for e in events if e[2] == "declined"] == [
+        ["2", str(c), "declined", told.format(*sizes[c])] for _ in range(times) for c in clients
+    ]
+    assert not [e for e in events if e[2] == "failure"]
+    rows = read_csv(folder, "clients.csv")
+    found = {(int(row["round"]), int(row["client"])): int(row["num_train"]) for row in rows}
+    assert found == {
+        (round_, c): sizes[c][round_ > 2]
+        for round_ in (1, 2, 3, 4) for c in sizes if round_ != 2 or c not in clients
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("claimed", [10**7, 10**12])
+def test_who_only_claims_to_have_grown_weighs_as_much_as_it_says_when_it_is_asked(
+    claimed, flat_config, no_plots, nodes, read_csv, monkeypatch
+):
+    """More than `max-samples` is a failure, as ever."""
+    fit = client_app._fit
+
+    def lie(space, request, store):
+        update = yield from fit(space, request, store)
+        lies = (request.client, request.plan.round) == (1, 1)
+        return replace(update, num_examples=claimed) if lies else update
+
+    monkeypatch.setattr(client_app, "_fit", lie)
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=2 max-samples=10000000')
+    folder = run_on(DeviceGrid(client_app.app, flat, nodes), flat)
+    kinds = [row["kind"] for row in read_csv(folder, "events.csv") if row["client"] == "1"]
+    assert kinds[0] == ("declined" if claimed == 10**7 else "failure")
+    assert {row["num_train"] for row in read_csv(folder, "clients.csv")[1::3]} == {
+        str(len(np.load(nodes[1]["data"])["train_labels"]))
+    }
 
 
 class DeafGrid(DeviceGrid):

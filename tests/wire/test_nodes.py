@@ -271,6 +271,19 @@ def test_who_was_late_and_is_free_again_misses_no_round(clock):
     assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now < 22
 
 
+def test_who_has_more_samples_than_it_said_is_left_out_until_it_says_how_many(clock):
+    grid, events = SlowGrid(clock, [owner(2, 1), owner(2, 1, train=7)]), []
+    registry = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10)
+    registry.lookout.event = lambda *event: events.append(event)
+    fleet = registry.wait_for_nodes()
+    clock.now, grid.free = 20.0, 30.0
+    registry.recheck([1], fleet, grown={1})
+    assert [*registry.wait_for_nodes().bound] == [0] and clock.now == pytest.approx(23, abs=0.5)
+    assert events == [(1, "left-out", f"SuperNode 2, client 1: {nodes_module.MORE}")]
+    clock.now = 30.0
+    assert registry.wait_for_nodes().bound[1].samples["train"] == 7
+
+
 @pytest.mark.parametrize("free", [35.0, 99.0])
 def test_if_all_are_still_at_work_the_first_of_them_is_waited_for(clock, free):
     grid = SlowGrid(clock, [])
