@@ -215,15 +215,13 @@ class Report:
         """Write the shared model, accuracies per class, plots and summary; print the summary.
 
         `extra` is added to summary.json (NaN becomes null), and so is `stopped`, which says why the
-        run stopped early, if it did. Without `plots`, neither plots nor the page are made. A plot
-        that fails is only an event. If a file cannot be written, the others still are; then the
-        first `RunError` is raised.
+        run stopped early, if it did. Without `plots`, neither plots nor the page are made. Plots
+        come last: a process that was told to stop may have no time for them. One that fails is only
+        an event. If a file cannot be written, the others still are; then the first `RunError` is
+        raised.
         """
-        errors = [
-            *attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays))),
-            *attempt(self._write_classes),
-            *(attempt(self._plot) if plots and (self.rows or not stopped) else []),
-        ]
+        errors = attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays)))
+        errors += attempt(self._write_classes)
         why = stopped or "".join(str(error) for error in errors[:1])
         unseen = self.folder / directory.UNSEEN
         newcomers = directory.lines(unseen) if unseen.exists() else []
@@ -233,6 +231,7 @@ class Report:
         errors += attempt(lambda: self._write(directory.SUMMARY, f"{text}\n"))
         errors += attempt(lambda: self._loggers.end(None if stopped else summary))
         errors += attempt(self.draw_page) if plots else []
+        errors += attempt(self._plot) if plots and (self.rows or not stopped) else []
         if not stopped:
             print_summary(summary, self.settings, self.columns, self.classes)
         if errors:
@@ -297,3 +296,4 @@ class Report:
         except Exception as error:
             log.info("plots not drawn: %s", said(error))
             self.event(self.last_round, "server", "plot-failed", said(error))
+            self.draw_page()  # again, as it lists the events

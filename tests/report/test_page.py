@@ -20,7 +20,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.privacy_settings import SEEDED
 from fedapps.drawing.charts import line_chart
 from fedapps.drawing.svg import Chart, Series, steps
-from fedapps.report import cells, directory, page
+from fedapps.report import cells, directory, page, plots
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.server_app import watched
@@ -250,6 +250,29 @@ def test_page_follows_a_run_and_tells_how_it_ended(tmp_path, monkeypatch):
     (folder / "summary.json").unlink()
     page.write(folder)
     assert {"unfinished", "after round 4 of 3"} <= set(texts_of(folder))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("error", [None, RunError("round 2: all failed")])
+def test_summary_and_page_are_there_before_the_plots(tmp_path, monkeypatch, error, fails):
+    """A process that has to end may have no time for these; if they fail, the page says so."""
+    report, seen = begin_run(tmp_path), []
+    add_round(report, 1)
+
+    def draw(folder):
+        seen.append(((folder / "summary.json").exists(), texts_of(folder)))
+        if fails:
+            raise ValueError("no colors")
+
+    monkeypatch.setattr(plots, "draw_all", draw)
+    if error is None:
+        report.finish({}, {})
+    else:
+        with pytest.raises(RunError), report.closing():
+            raise error
+    ((summary, texts),) = seen
+    assert summary and ("failed" if error else "finished") in texts
+    assert ("plot-failed" in " ".join(texts_of(report.folder))) == fails
 
 
 def test_the_page_names_the_samples_that_were_scored(folder, tmp_path):
