@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -24,6 +24,8 @@ GRACE = 30.0  # seconds that a process has left after the one that started it ha
 # Terminals send SIGHUP twice, and `timeout` SIGTERM; batch systems send SIGTERM to all processes of
 # a job, of which the parents then end the others, too. Nobody means: at once, and save nothing.
 TWICE = {signal.SIGTERM, signal.SIGHUP}
+ORPHANED = "the SuperLink has ended; resume the run"  # its processes then get a signal of Flower's
+_parents: list[int] = []  # the process that has started this one, if Flower has told its id
 _told = threading.Event()
 _running: set[threading.Event] = set()  # of each run in a thread: whether it has written all
 
@@ -74,7 +76,8 @@ def _by_signals() -> Iterator[None]:
         for again in before.keys() & TWICE:
             signal.signal(again, signal.SIG_IGN)
         came.append(number)
-        raise Stopped(signal.Signals(number).name, 128 + number)
+        name = signal.Signals(number).name
+        raise Stopped(ORPHANED if any(map(_has_ended, _parents)) else name, 128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: a closed terminal
         handler = signal.getsignal(number)
@@ -131,14 +134,20 @@ def end_with_parent(words: list[str]) -> None:
     if "--parent-pid" not in words:
         return
     parent = int(words[words.index("--parent-pid") + 1])
+    _parents[:] = [parent]
 
     def watch() -> None:
-        with suppress(ProcessLookupError):
-            while True:
-                with suppress(PermissionError):  # the parent exists
-                    os.kill(parent, 0)
-                time.sleep(1.0)
+        while not _has_ended(parent):
+            time.sleep(1.0)
         time.sleep(GRACE)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:  # PermissionError: it exists
+        return isinstance(error, ProcessLookupError)
+    return False

@@ -257,7 +257,8 @@ class Report:
             attempt(lambda: self.finish(self.model, {}, plots, reason))
             done, total = self.last_round, self.settings.num_rounds
             if not isinstance(error, KeyboardInterrupt):  # for Ctrl-C, the caller says more
-                log.info("stopped after round %s of %s, see %s", done, total, self.folder)
+                why = f" ({reason})" if by_hand else ""
+                log.info("stopped after round %s of %s%s, see %s", done, total, why, self.folder)
             raise
 
     @property

@@ -395,3 +395,32 @@ def test_what_is_blocked_ends_when_nobody_is_left_who_started_it():
     finally:
         parent.kill()
         blocked.kill()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_whose_superlink_has_ended_is_not_said_to_be_stopped_by_hand(gone):
+    """Flower raises SIGINT then, as Ctrl-C does."""
+    parent = subprocess.Popen(["sleep", "1000"])
+    program = f"""if True:
+        import signal
+        from fedapps.core import stopping
+
+        signal.signal(signal.SIGINT, lambda *_: None)  # as Flower handles it
+        stopping.end_with_parent(["x", "--token", "t", "--parent-pid", "{parent.pid}"])
+        try:
+            with stopping.stoppable():
+                input()
+                signal.raise_signal(signal.SIGINT)
+        except stopping.Stopped as error:
+            print(error, error.code)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as run:
+        if gone:
+            parent.kill()
+            parent.wait()
+        told, _ = run.communicate("\n", timeout=PATIENCE)
+    parent.kill()
+    parent.wait()
+    assert told == ("the SuperLink has ended; resume the run" if gone else "SIGINT") + " 130\n"

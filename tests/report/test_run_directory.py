@@ -244,14 +244,17 @@ def handled(number, handler):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_as_it_is_told(
-    number, interrupted, no_plots, monkeypatch, tmp_path, read_summary, read_rounds
+    number, interrupted, no_plots, monkeypatch, tmp_path, read_summary, read_rounds, capsys
 ):
     """By another process, or because its terminal was closed; both are often told twice."""
     monkeypatch.setattr(Report, "_plot", lambda report: os.kill(os.getpid(), number))
     with handled(number, signal.SIG_DFL) as exit_:
         interrupted(lambda: os.kill(os.getpid(), number))
     assert exit_.value.code == 128 + number
-    check_left(tmp_path / "runs" / "x", number.name, read_summary, read_rounds)
+    folder = tmp_path / "runs" / "x"
+    check_left(folder, number.name, read_summary, read_rounds)
+    line = f"stopped after round 2 of 4 ({number.name}), see {folder}"
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
