@@ -44,6 +44,7 @@ STARTS = 2  # attempts; a second one is quicker, as the system has read the file
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _LOG = re.compile(r"Starting logstream")  # the last line before those of the run's process
+_FOLDER = re.compile(r"run directory: (.+?)(?:, goes on after round \d+)?$")
 _START_FAILED = re.compile(r"Failed to start local SuperLink")
 
 
@@ -86,7 +87,7 @@ def launch(
         if not run_id:
             return LaunchResult(0, "not started", lines)
         try:
-            status, details = _outcome(target, run_id)
+            status, details = _outcome(target, run_id, lines)
         except KeyboardInterrupt:
             echo(target.goes_on(run_id))
             raise
@@ -109,6 +110,15 @@ class _Target:
         words = [str(self.flwr.program), "stop", str(run_id), *self.named]
         by_hand = " ".join([*own, shlex.join(words)])
         return f"run {run_id} goes on in the background; stop it with: {by_hand}"
+
+    def resume(self, lines: Sequence[str]) -> str:
+        """Return the command that resumes the run with these lines, if they name its directory."""
+        found = next(filter(None, map(_FOLDER.match, reversed(lines))), None)
+        home = ["--home", str(self.home)] if self.home else []
+        named = ["--connection", *self.named] if self.named else []
+        return shlex.join(
+            ["fedapps", "run", *home, *named, "--resume", found[1] if found else "DIR"]
+        )
 
     def lost(self) -> bool:
         """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
@@ -159,11 +169,11 @@ def _stream(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list
     return run_id, lines
 
 
-def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
+def _outcome(target: _Target, run_id: int, lines: Sequence[str]) -> tuple[str, str]:
     """Ask for the run's status until the run has ended; return status and details.
 
-    The log ends early if the connection is lost, so answers can be missing for a while, too. Raises
-    `RunError` if there is none for `PATIENCE` seconds.
+    The log, of which `lines` came, ends early if the connection is lost, so answers can be missing
+    for a while, too. Raises `RunError` if there is none for `PATIENCE` seconds.
     """
     pause, answered, status = 1.0, time.monotonic(), "unknown"
     while True:
@@ -177,7 +187,8 @@ def _outcome(target: _Target, run_id: int) -> tuple[str, str]:
         except RunError as error:
             if time.monotonic() - answered > PATIENCE:
                 raise RunError(
-                    f"{error}; run {run_id} may still be going on: ask again with flwr ls"
+                    f"{error}; run {run_id} may still be going on: ask again with flwr ls;"
+                    f" if the SuperLink was killed, start it again and {target.resume(lines)}"
                 ) from error
             details = ""
         if status.startswith("finished"):

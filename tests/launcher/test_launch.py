@@ -468,6 +468,26 @@ class TestLaunch:
         with pytest.raises(RunError, match=r"Run ID not found.*run 7 may still be going on"):
             launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
 
+    @pytest.mark.parametrize("told", ["", ", goes on after round 3"])
+    def test_after_the_end_of_a_superlink_the_command_is_told_that_resumes_the_run(
+        self, flwr, tmp_path, monkeypatch, told
+    ):
+        monkeypatch.setattr(launch, "PATIENCE", -1.0)
+        flwr(f"""
+            if "run" in sys.argv:
+                print("Successfully started run 7")
+                print("run directory: /runs/my run{told}")
+            else:
+                print("Connection to the SuperLink is unavailable.")
+        """)
+        with pytest.raises(RunError) as caught:
+            launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None, connection="site")
+        assert str(caught.value) == (
+            "flwr ls: Connection to the SuperLink is unavailable.; run 7 may still be going on: ask"
+            " again with flwr ls; if the SuperLink was killed, start it again and fedapps run"
+            f" --home {tmp_path} --connection site --resume '/runs/my run'"
+        )
+
     def test_a_run_that_does_not_begin_is_explained_while_it_is_waited_for(
         self, flwr, tmp_path, monkeypatch
     ):
