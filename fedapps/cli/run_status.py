@@ -65,7 +65,13 @@ def _attention(status: "RunStatus") -> Iterator[str]:
         since = min(device.asked for device in late)
         clients = spans((device.client for device in late), ", ")
         yield from _lines(f"waits for: clients {clients}, asked {ago(status.now - since)}")
-    gone = [one for one in status.devices.devices if not (one.there or one.left_out)]
+    away = [one for one in status.devices.devices if not (one.there or one.left_out)]
+    starting = status.devices.starting if status.state == "running" else []
+    if starting:
+        back = {one.node: f"client {one.client}" for one in away}
+        who = ", ".join(back.get(node, f"SuperNode {node}") for node in starting)
+        yield from _lines(f"starting: {who}")
+    gone = [one for one in away if one.node not in starting]
     gone.sort(key=lambda device: device.seen)
     for last, those in _grouped((ago(status.now - one.seen), one.client) for one in gone):
         yield from _lines(f"not there: {_clients(those)}, last contact {last}")

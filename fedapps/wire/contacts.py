@@ -58,13 +58,17 @@ class Contact(msgspec.Struct, kw_only=True):
 
 
 class Contacts(msgspec.Struct, kw_only=True):
-    """The content of devices.json; `left_out` says for each misfit why it is left out."""
+    """The content of devices.json; `left_out` says for each misfit why it is left out.
+
+    `starting` are the SuperNodes that are connected and have not said yet who they are.
+    """
 
     written: float = 0.0
     server: Health | None = None
     warnings: dict[str, str] = {}  # of the server
     devices: list[Contact] = []
     left_out: list[str] = []
+    starting: list[str] = []
 
 
 def read(run: Path) -> Contacts | None:
@@ -87,6 +91,8 @@ class Lookout:
         self._clients: dict[int, int] = {}  # by node
         self._told: dict[int, tuple[Health, Clock]] = {}  # by node: answers not yet looked at
         self._left_out: list[str] = []
+        self._starting: list[str] = []
+        self._placed: set[str] = set()  # the nodes that take part or are left out
         self._warnings: dict[str, str] = {}  # of the server
         self._written = -math.inf  # monotonic: the server's clock can be set
         if folder is None:
@@ -118,6 +124,7 @@ class Lookout:
         """
         if self._contacts and self._is_time():
             here, now = {*map(str, connected())}, time.time()
+            self._starting = sorted(here - self._placed)
             for contact in self._contacts.values():
                 if contact.node in here:
                     contact.seen = now
@@ -132,22 +139,29 @@ class Lookout:
             contact.answered, contact.seen, contact.there, contact.asked = now, now, True, 0.0
             self._write(now)
 
-    def look(self, fleet: Fleet, left_out: Mapping[int, LeftOut]) -> None:
+    def look(
+        self, fleet: Fleet, left_out: Mapping[int, LeftOut], starting: Iterable[int] = ()
+    ) -> None:
         """Note which devices are there, and record the events of those that have answered.
 
-        `left_out` are the SuperNodes that are connected, but do not fit now.
+        `left_out` are the SuperNodes that are connected, but do not fit now; those that are
+        `starting` have not said who they are.
         """
         if self.folder is None:
             return
-        now, before = time.time(), (self._clients, self._left_out)
+        now, before = time.time(), (self._clients, self._left_out, self._starting)
         self._clients = {bound.node: client for client, bound in fleet.bound.items()}
         self._left_out = sorted(misfit.reason for misfit in left_out.values())
+        self._starting = sorted(map(str, starting))
+        self._placed = {*map(str, [*self._clients, *left_out])}
         told = {node: self._told.pop(node) for node in self._clients.keys() & self._told.keys()}
-        changed = bool(told) or before != (self._clients, self._left_out)
+        changed = bool(told) or before != (self._clients, self._left_out, self._starting)
         server = self._server(now) if changed else None
         for contact in self._contacts.values():
             contact.there, contact.asked = contact.client in fleet.bound, 0.0
             contact.left_out = False
+            if contact.node in self._starting:
+                contact.seen = now
         for node, misfit in left_out.items():
             for contact in self._of(node, misfit.client):
                 self._leave(node, contact)
@@ -210,6 +224,7 @@ class Lookout:
             warnings=self._warnings,
             devices=[self._contacts[client] for client in sorted(self._contacts)],
             left_out=self._left_out,
+            starting=self._starting,
         )
         self._written = time.monotonic()
         try:

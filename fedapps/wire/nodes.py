@@ -119,9 +119,9 @@ class NodeRegistry:
                 next_recheck = time.monotonic() + HELLO_WAIT
             self._read(self._greet())
             fleet = self._fleet()
-            self.lookout.look(fleet, self._rejected)
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
+            self.lookout.look(fleet, self._rejected, unknown)
             newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
             all_here = self.closed and self._guests and not newcomers and not self._busy
             late = now - start > self.timeout or all_here

@@ -112,6 +112,21 @@ def test_a_device_that_is_busy_is_listed_once(going, capsys):
     assert sum("client 9: it has not answered in time" in line for line in lines) == 1
 
 
+def test_a_device_that_has_just_come_is_starting_and_not_away(going, capsys):
+    """Which client a new SuperNode is, nobody knows before it answers."""
+    known = msgspec.json.decode((going / contacts.FILE).read_bytes(), type=Contacts)
+    known.starting = [known.devices[12].node, "4803620782426304522"]
+    known.devices[12].seen = known.written
+    write_whole(going / contacts.FILE, msgspec.json.encode(known))
+    lines = shown(capsys, going)
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("starting: ")]
+    assert lines[at : at + 3] == [
+        "starting: client 12, SuperNode 4803620782426304522",
+        "not there: client 7, last contact 2 days ago",
+        "have never taken part: clients 30-31",
+    ]
+
+
 def test_a_run_directory_is_found_without_a_look_at_its_clients(going, monkeypatch):
     (going / "clients" / "7").mkdir(parents=True)
     assert status.find(going.parent) == going
@@ -155,12 +170,13 @@ def put_wards(folder):
     for one in devices:
         one.health = Health(**WARDS | others.get(one.client, {}))
         one.warnings = problems(one.health, 0) | differences(one.health, server, one.clock)
-    known = Contacts(written=-6, server=server, devices=devices)
+    new = ["4803620782426304522"]
+    known = Contacts(written=-6, server=server, devices=devices, starting=new)
     write_whole(folder / contacts.FILE, msgspec.json.encode(known))
 
 
 def test_the_page_shows_what_is_printed(tmp_path, capsys, monkeypatch):
-    """docs/devices.md: a clock, a version; one device is asked, one gone, one never there."""
+    """docs/devices.md: a clock, a version; one is asked, one gone, one new, one never there."""
     report = begin_run(tmp_path, "num-rounds=50", clients=5, name="wards")
     means = made_means({"accuracy_initial": 0.8, "accuracy_personalized": 0.913})
     costs = dict.fromkeys(("seconds", *TOTALS), 0)

@@ -188,6 +188,24 @@ def test_a_device_whose_node_is_another_client_now_is_gone(server, bound, seen):
     assert {one.client: one.seen for one in server.known.devices} == {0: NOW, 5: NOW + seen}
 
 
+def test_who_is_connected_and_has_said_nothing_is_starting(server):
+    """Client 1 comes again in a round, and with it one that was never there."""
+    server.look(0, 1, c0=about(), c1=about())
+    server.now += 3600
+    server.look(0, left_out={9: LeftOut("SuperNode 9: no")})
+    assert server.known.starting == []
+    server.now += contacts.EVERY + 1
+    server.lookout.waits(lambda: [9, 10, 11, 77])
+    assert server.known.starting == ["11", "77"]
+    server.now += 1
+    server.lookout.look(Fleet([10], bound={0: Bound(10, {})}), {}, [77, 11])
+    known = server.known
+    assert known.starting == ["11", "77"] and known.devices[1].seen == server.now
+    assert not known.devices[1].there
+    server.look(0, 1, c1=about())
+    assert server.known.starting == []
+
+
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):
     server.look(0, c0=about())
     server.lookout.greeted(77, about(torch="2.0"), 0.5)  # left out: client 0 is there

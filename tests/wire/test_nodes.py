@@ -413,6 +413,16 @@ def test_the_file_of_devices_has_those_that_are_left_out_under_their_clients(tmp
     assert len(known.left_out) == 3, "there is no client 9"
 
 
+def test_the_file_of_devices_has_those_that_are_starting(clock, tmp_path):
+    grid = LateGrid(clock, [], delay=20)
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry.lookout, seen = Lookout(tmp_path), []
+    sleep = clock.sleep
+    clock.sleep = lambda seconds: seen.append(read(tmp_path).starting) or sleep(seconds)
+    registry.wait_for_nodes()
+    assert seen[0] == seen[-1] == ["2"] and read(tmp_path).starting == []
+
+
 def test_who_left_and_came_back_is_greeted_as_new():
     """With a key a SuperNode has the same id again; its data may be others by then."""
     polls = [[owner(1, 0), owner(2, 1)], [owner(2, 1, train=9)]]
