@@ -19,8 +19,8 @@ from fedapps.wire.hello import Hello, pack_greeting, unpack_hello
 
 FIRST_LINE = 5.0  # seconds of waiting before a log line; the next when the wait has doubled
 PARTS = ("train", "test", "validation")
-HELLO_WAIT = 60.0  # seconds that a round waits for a newcomer to say who it is
-BUSY_WAIT = 3.0  # seconds that a round waits for one that was late; Flower's ask as often
+HELLO_WAIT = 60.0  # seconds that a run waits, at its begin, for a newcomer to say who it is
+BUSY_WAIT = 3.0  # seconds that a round waits for a newcomer, or one that was late; Flower's ask so
 REFRESH = 600.0  # seconds after which a device is asked again, as its disk fills meanwhile
 GREETINGS = 3  # unanswered greetings, HELLO_WAIT apart, to which an answer still counts
 BUSY = "it has not answered in time (round-timeout), and takes part again once it does"
@@ -94,16 +94,15 @@ class NodeRegistry:
         self._rejected: dict[int, LeftOut] = {}  # by node
         self._reported: dict[int, str] = {}  # by node: the reason that was told last
         self._busy: dict[int, int | str] = {}  # by node: the clients left out only as they are late
-        self._patience = HELLO_WAIT
 
     def wait_for_nodes(self) -> Fleet:
         """Wait for `at_least` SuperNodes, and for newcomers to say who they are.
 
         SuperNodes that did not fit or did not answer are asked again once per `HELLO_WAIT`, because
-        they may be repaired meanwhile; neither these nor SuperNodes to recheck are waited for. If
-        newcomers do not answer in time, later ones get only half as long. Busy ones get
-        `BUSY_WAIT`. In a simulation, SuperNodes register one by one, so each also says how many
-        there will be. Raises `RunError` if there are too few after `timeout` seconds.
+        they may be repaired meanwhile; neither these nor SuperNodes to recheck are waited for. Busy
+        ones get `BUSY_WAIT`, and newcomers, too, once there have been enough. In a simulation,
+        SuperNodes register one by one, so each also says how many there will be. Raises `RunError`
+        if there are too few after `timeout` seconds.
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
@@ -122,18 +121,18 @@ class NodeRegistry:
             now = time.monotonic()
             unknown = {node: g for node, g in self._guests.items() if not g.hello}
             self.lookout.look(fleet, self._rejected, unknown)
-            newcomers = [node for node, g in unknown.items() if now - g.came < self._patience]
+            newcomers = [g.came for g in unknown.values() if now - g.came < HELLO_WAIT]
             all_here = self.closed and self._guests and not newcomers and not self._busy
             late = now - start > self.timeout or all_here
             ready = self._ready(fleet)
             at_work = sum(client not in self.held_out for client in self._busy.values())
             enough = 0 < ready >= self.at_least - at_work
             enough_since = min(enough_since, now) if enough else math.inf
-            soon = newcomers or any(self._guests[node].answers_soon(now) for node in self._busy)
-            if enough and (late or not soon or now - enough_since >= self._patience):
+            patience = BUSY_WAIT if self.complete else HELLO_WAIT
+            soon = any(now - came < patience for came in newcomers)
+            soon = soon or any(self._guests[node].answers_soon(now) for node in self._busy)
+            if enough and (late or not soon or now - enough_since >= patience):
                 self.complete = True
-                if any(guest.came >= start for guest in unknown.values()):
-                    self._patience /= 2
                 return fleet
             if late:
                 raise RunError(self._too_few(fleet, [*unknown]))

@@ -320,15 +320,37 @@ def test_who_never_answers_is_not_asked_for_more_answers_than_three(clock):
     assert max(Counter(at for at, _ in asked).values()) <= nodes_module.GREETINGS + 1
 
 
-def test_who_comes_again_and_again_and_says_nothing_holds_up_less_each_time(clock):
-    """SuperNode 2 leaves after each round and comes as another one: 60 + 30 + 15 s, not 60 each."""
+def test_who_comes_again_and_again_and_says_nothing_holds_up_the_first_round_alone(clock):
+    """SuperNode 2 leaves after each round and comes as another one: 60 + 3 + 3 s, not 60 each."""
     grid = FakeGrid(polls=[[owner(1, 0)]])
     registry, waits = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10), []
     for mute in (2, 3, 4, 4):
         grid.nodes, start = [[1, mute]], clock.now
         assert registry.wait_for_nodes().nodes == [1]
         waits.append(clock.now - start)
-    assert waits == pytest.approx([60, 30, 15, 0], abs=1)
+    assert waits == pytest.approx([60, 3, 3, 0], abs=0.5)
+
+
+@pytest.mark.parametrize(("delay", "found"), [(1, [[0], [0, 1], [0, 1]]), (20, [[0], [0], [0, 1]])])
+def test_a_run_that_has_begun_waits_no_minute_for_a_newcomer(clock, delay, found):
+    """It joins the round that begins within 3 s, or the next one after its answer."""
+    grid, waits = LateGrid(clock, [], delay), []
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    for there, expected in zip(([1], [1, 2], [1, 2]), found, strict=True):
+        grid.nodes, start = [there], clock.now
+        assert [*registry.wait_for_nodes().bound] == expected
+        waits.append(clock.now - start)
+        clock.now += 30
+    assert waits == pytest.approx([0, min(delay, 3), 0], abs=0.5)
+
+
+def test_a_newcomer_is_waited_for_where_too_few_are_there(clock):
+    grid = LateGrid(clock, [], 20)
+    grid.nodes = [[1]]
+    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry.wait_for_nodes()
+    grid.nodes, registry.at_least = [[1, 2]], 2
+    assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now == pytest.approx(20, abs=1)
 
 
 def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(clock):
