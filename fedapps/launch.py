@@ -77,7 +77,7 @@ def launch(
             local = superlink.log_of(home).parent
             cwd = local if home is not None and local.is_dir() else None
             flwr = stack.enter_context(Flwr(env, cwd=cwd))
-        target = _Target(flwr, home, [connection] if connection else [], echo)
+        target = _Target(flwr, home, [connection] if connection else [], echo, app_dir, port)
         options = stack.enter_context(merged(run_config))
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
@@ -96,12 +96,14 @@ def launch(
 
 @dataclass(frozen=True)
 class _Target:
-    """Where to run: `flwr`, its home, and the `named` SuperLink (empty: the home's)."""
+    """Where to run: `flwr`, its home, and the `named` SuperLink (empty: the home's); and what."""
 
     flwr: Flwr
     home: Path | None
     named: list[str]
     echo: Callable[[str], None]
+    app: Path
+    port: int | None
 
     def goes_on(self, run_id: int) -> str:
         """Say that a run goes on, and with which shell command to stop it."""
@@ -114,11 +116,12 @@ class _Target:
     def resume(self, lines: Sequence[str]) -> str:
         """Return the command that resumes the run with these lines, if they name its directory."""
         found = next(filter(None, map(_FOLDER.match, reversed(lines))), None)
+        app = [str(self.app)] if self.app != Path() else []
         home = ["--home", str(self.home)] if self.home else []
+        port = ["--port", str(self.port)] if self.port else []
         named = ["--connection", *self.named] if self.named else []
-        return shlex.join(
-            ["fedapps", "run", *home, *named, "--resume", found[1] if found else "DIR"]
-        )
+        last = ["--resume", found[1] if found else "DIR"]
+        return shlex.join(["fedapps", "run", *app, *home, *port, *named, *last])
 
     def lost(self) -> bool:
         """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
@@ -179,7 +182,8 @@ def _outcome(target: _Target, run_id: int, lines: Sequence[str]) -> tuple[str, s
     while True:
         if target.lost():
             log_file = superlink.log_of(target.home)
-            return "lost", f"the SuperLink ended during the run; see {log_file}"
+            told = f"the SuperLink ended during the run; see {log_file}"
+            return "lost", f"{told}; resume it: {target.resume(lines)}"
         try:
             answer = target.flwr.answer("ls", *target.named, "--run-id", str(run_id))
             status, details = status_of(answer)

@@ -485,7 +485,7 @@ class TestLaunch:
         assert str(caught.value) == (
             "flwr ls: Connection to the SuperLink is unavailable.; run 7 may still be going on: ask"
             " again with flwr ls; if the SuperLink was killed, start it again and fedapps run"
-            f" --home {tmp_path} --connection site --resume '/runs/my run'"
+            f" {EMPTY_APP} --home {tmp_path} --connection site --resume '/runs/my run'"
         )
 
     def test_a_run_that_does_not_begin_is_explained_while_it_is_waited_for(
@@ -531,10 +531,15 @@ class TestLaunch:
         assert seen.index("start") < seen.index("cancel") < seen.index(first)
 
     def test_dead_superlink_loses_the_run(self, flwr, tmp_path, monkeypatch):
-        flwr("print('Successfully started run 7')")
+        flwr("print('Successfully started run 7\\nrun directory: /runs/my run')")
         monkeypatch.setattr(superlink, "superlink", lambda home: None)
-        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=lambda line: None)
-        assert ended.status == "lost" and "superlink.log" in ended.error
+        monkeypatch.chdir(EMPTY_APP)
+        for app, words in ((Path(), ""), (EMPTY_APP, f" {EMPTY_APP}")):
+            ended = launch.launch(app, home=tmp_path, port=45678, echo=lambda line: None)
+            assert ended.status == "lost" and ended.error.endswith(
+                f"superlink.log; resume it: fedapps run{words} --home {tmp_path} --port 45678"
+                " --resume '/runs/my run'"
+            )
 
     def test_a_flwr_that_is_given_is_used_and_stays(self, flwr, tmp_path):
         said = f"{LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r}"
