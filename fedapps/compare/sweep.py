@@ -46,8 +46,9 @@ class Sweep:
     def mine(self) -> Sequence[Point]:
         """The points of its part."""
         (first, step), points = self.part, self.points
-        combinations = sum(point.flat["seed"] == points[0].flat["seed"] for point in points)
-        places = sorted(range(len(points)), key=lambda place: place % max(1, combinations))
+        rest = [frozenset(p.flat.items() - {("seed", p.flat["seed"])}) for p in points]
+        number = {combination: n for n, combination in enumerate(dict.fromkeys(rest))}
+        places = sorted(range(len(points)), key=lambda place: number[rest[place]])
         return [points[place] for place in sorted(places[first - 1 :: step])]
 
     @property

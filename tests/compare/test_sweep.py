@@ -203,17 +203,22 @@ def test_parts_make_their_runs_and_the_whole_compares_them(whole, sweep, own, tm
 
 @pytest.mark.parametrize(("combinations", "seeds"), [(2, 5), (3, 5), (4, 3), (1, 7), (6, 1)])
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5])
-def test_parts_share_out_all_runs_and_those_of_each_combination(combinations, seeds, parts):
+@pytest.mark.parametrize("seed_first", [True, False])
+def test_parts_share_out_all_runs_and_those_of_each_combination(
+    combinations, seeds, parts, seed_first
+):
     """Else machines of another speed, or one that fails, would concern one method alone."""
     grid = [
         Point(f"{lr} {seed}", {"lr": lr, "seed": seed})
-        for seed in range(seeds)
-        for lr in range(combinations)
+        for lr, seed in product(range(combinations), range(seeds))
     ]
+    if seed_first:  # --seeds; else seed is the last axis
+        grid.sort(key=lambda point: point.flat["seed"])
     mine = [sweep_.Sweep(Path(), grid, 1, (k + 1, parts)).mine for k in range(parts)]
     assert sorted(point.name for part in mine for point in part) == sorted(p.name for p in grid)
     assert all(part == sorted(part, key=grid.index) for part in mine)
-    for all_or_one in (grid, *(grid[lr::combinations] for lr in range(combinations))):
+    each = [[p for p in grid if p.flat["lr"] == lr] for lr in range(combinations)]
+    for all_or_one in (grid, *each):
         counts = [sum(point in all_or_one for point in part) for part in mine]
         assert max(counts) - min(counts) <= 1
 
