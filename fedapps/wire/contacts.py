@@ -19,6 +19,7 @@ from fedapps.wire.health import Clock, Health
 
 FILE = "devices.json"
 EVERY = 10.0  # seconds between two writings if nobody has come or gone
+STARTING = 300.0  # seconds in which a SuperNode that has come may load its libraries and data
 Event = Callable[[int | str, str, str], None]  # of a client or "server": kind and detail
 
 
@@ -34,8 +35,8 @@ class Contact(msgspec.Struct, kw_only=True):
 
     It is `there` if it took part when the server looked last, at the latest before the last round,
     and `left_out` if it was connected then, but could not. `answered` is when an answer of it came
-    last; `seen` also counts that it was connected. `asked` is since when the server waits for an
-    answer; 0: it does not.
+    last; `seen` also counts that it was connected, unless it has said nothing for `STARTING`
+    seconds. `asked` is since when the server waits for an answer; 0: it does not.
     """
 
     client: int
@@ -60,7 +61,7 @@ class Contact(msgspec.Struct, kw_only=True):
 class Contacts(msgspec.Struct, kw_only=True):
     """The content of devices.json; `left_out` says for each misfit why it is left out.
 
-    `starting` are the SuperNodes that are connected and have not said yet who they are.
+    `starting` are the SuperNodes that have come lately and have not said yet who they are.
     """
 
     written: float = 0.0
@@ -93,6 +94,7 @@ class Lookout:
         self._left_out: list[str] = []
         self._starting: list[str] = []
         self._placed: set[str] = set()  # the nodes that take part or are left out
+        self._came: dict[str, float] = {}  # the others: when they came (monotonic)
         self._warnings: dict[str, str] = {}  # of the server
         self._written = -math.inf  # monotonic: the server's clock can be set
         if folder is None:
@@ -124,9 +126,10 @@ class Lookout:
         """
         if self._contacts and self._is_time():
             here, now = {*map(str, connected())}, time.time()
-            self._starting = sorted(here - self._placed)
+            self._note_starting(here - self._placed)
+            alive = here & self._placed | {*self._starting}
             for contact in self._contacts.values():
-                if contact.node in here:
+                if contact.node in alive:
                     contact.seen = now
             self._write(now)
 
@@ -140,19 +143,19 @@ class Lookout:
             self._write(now)
 
     def look(
-        self, fleet: Fleet, left_out: Mapping[int, LeftOut], starting: Iterable[int] = ()
+        self, fleet: Fleet, left_out: Mapping[int, LeftOut], unknown: Iterable[int] = ()
     ) -> None:
         """Note which devices are there, and record the events of those that have answered.
 
         `left_out` are the SuperNodes that are connected, but do not fit now; those that are
-        `starting` have not said who they are.
+        `unknown` have not said who they are.
         """
         if self.folder is None:
             return
         now, before = time.time(), (self._clients, self._left_out, self._starting)
         self._clients = {bound.node: client for client, bound in fleet.bound.items()}
         self._left_out = sorted(misfit.reason for misfit in left_out.values())
-        self._starting = sorted(map(str, starting))
+        self._note_starting({*map(str, unknown)})
         self._placed = {*map(str, [*self._clients, *left_out])}
         told = {node: self._told.pop(node) for node in self._clients.keys() & self._told.keys()}
         changed = bool(told) or before != (self._clients, self._left_out, self._starting)
@@ -174,6 +177,12 @@ class Lookout:
             if server and node in told:
                 self._examine(contact, *told[node], server)
         self._write(now, server)
+
+    def _note_starting(self, unknown: Collection[str]) -> None:
+        """Take those that have said nothing for starting, unless they came too long ago."""
+        now = time.monotonic()
+        self._came = {node: self._came.get(node, now) for node in unknown}
+        self._starting = sorted(n for n, came in self._came.items() if now - came < STARTING)
 
     def _of(self, node: int, client: int | None) -> list[Contact]:
         """Return the device that a SuperNode says it is; if it says none, what it was before."""

@@ -206,6 +206,38 @@ def test_who_is_connected_and_has_said_nothing_is_starting(server):
     assert server.known.starting == []
 
 
+def test_who_says_nothing_is_not_starting_for_ever(server):
+    """Client 1 comes again at the same node and hangs; it is then gone, so that an alarm fires."""
+
+    def look():
+        server.lookout.look(Fleet([10], bound={0: Bound(10, {})}), {}, [11])
+
+    def wait():
+        server.lookout.waits(lambda: [10, 11])
+
+    for first, then in ((look, look), (look, wait), (wait, look), (wait, wait)):
+        server.look(0, 1, c0=about(), c1=about())
+        server.look(0)
+        server.now += 3600
+        came = server.now
+        first()
+        for after in (contacts.STARTING - 1, contacts.STARTING + contacts.EVERY, 3600):
+            server.now = came + after
+            server.back = 60 - server.back  # a clock that is set counts for nothing
+            if after < contacts.STARTING:
+                last = server.now - server.back
+            then()
+            known = server.known
+            assert known.starting == (["11"] if after < contacts.STARTING else [])
+            assert known.devices[1].seen == last
+            assert known.devices[0].seen == server.now - server.back
+        server.look(0)  # it leaves, and may start anew
+        server.now += contacts.EVERY
+        look()
+        assert server.known.starting == ["11"]
+        assert server.known.devices[1].seen == server.now - server.back
+
+
 def test_who_takes_the_place_of_a_device_is_known_from_its_own_answer(server):
     server.look(0, c0=about())
     server.lookout.greeted(77, about(torch="2.0"), 0.5)  # left out: client 0 is there
