@@ -212,7 +212,7 @@ class Rounds:
             trained, scored = (strategy.count(client, n) for n in ("train", s.evaluate_on))
             count = trained if kind == "train" else scored
             grown = s.max_samples if strategy.devices else 0
-            requests.append(Request(client, plan, arrays, count, boxes, grown))
+            requests.append(Request(client, plan, arrays, count, boxes, grown, s.dp.by_clients))
             loads.append(load(plan, trained, scored, s.batch_size))
         places = self.fleet.nodes
         if kind == "train":

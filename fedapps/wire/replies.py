@@ -98,7 +98,8 @@ def unpack_reply(
         return [], [Failure(request.client, one_line(str(error))) for request in requests]
     updates: list[ClientUpdate] = []
     failures = []
-    left = float(sum(request.samples for request in requests))  # a mean stands for several clients
+    weights = (1 if request.same else request.samples for request in requests)
+    left = float(sum(weights))  # a mean stands for several clients
     for request in requests:
         try:
             if request.client in causes:
@@ -156,7 +157,7 @@ def _unpack_update(
         )
     weight = float(num_examples) if most is None else numbers.pop("weight", None)
     if not (isinstance(weight, float) and 0 <= weight <= (math.inf if most is None else most)):
-        raise BadMessage(f"weight = {weight}: must be a sample count, at most {most:g}")
+        raise BadMessage(f"weight = {weight}: must be from 0 to {most:g}")
     shapes = {**layout.shapes, **checked_extras(request.plan.sends), **request.shapes_up(layout)}
     arrays = unpack_arrays(packed, shapes, largest)
     expected = request.shapes_up(layout) if weight else ()

@@ -34,8 +34,9 @@ class Request:
     """One client's work in one round: its plan, and the arrays that it downloads, by name.
 
     `samples` is the largest number of samples that the client may claim in its reply. If it claims
-    more, but at most `grown`, it is to be asked anew. Neither is sent. With `boxes`, the client
-    uploads a masked vector in place of arrays (`fedapps.secure`).
+    more, but at most `grown`, it is to be asked anew. If all clients weigh the `same`, whatever
+    their samples, its weight in a pre-summed mean is 1. None of the three is sent. With `boxes`,
+    the client uploads a masked vector in place of arrays (`fedapps.secure`).
     """
 
     client: int
@@ -44,6 +45,7 @@ class Request:
     samples: int = 2**40
     boxes: bytes = b""
     grown: int = 0
+    same: bool = False
 
     @property
     def nbytes(self) -> int:

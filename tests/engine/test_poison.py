@@ -272,6 +272,26 @@ def test_a_reply_that_flower_could_not_have_sent_costs_all_its_clients(kind, poi
     assert str(BAD) in dropped and len(dropped) == 2
 
 
+@pytest.mark.parametrize("claim", [2.0, 2.5])
+def test_with_local_privacy_a_presummed_mean_weighs_no_more_than_its_clients(
+    claim, poisoned, read_csv
+):
+    """These are two, whatever number of samples they have; one device could outweigh all others."""
+    counts = []
+
+    def of_its_node(content):
+        if METRICS in content:
+            counts.append(sum(m["num-examples"] for m in content.metric_records.values()))
+            (carrier,) = (m for m in content.metric_records.values() if m["weight"])
+            carrier["weight"] = claim
+
+    options = 'num-rounds=1 presum=true dp.mode="local" dp.noise-multiplier=0.01'
+    folder = poisoned("train", of_its_node, options, supernodes=2)
+    events = [row["detail"] for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
+    assert events == ["weight = 2.5: must be from 0 to 2"] * (claim > 2)
+    assert len(counts) == 1 and counts[0] > claim
+
+
 FORMULAS = st.text("=\uff1d+-@;\t\r\n\"', 1a")
 
 
