@@ -122,12 +122,12 @@ class Receiving:
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
         asked = len({*exchange.requests} | {failure.client for failure in failures})
-        if kind == "evaluate":  # who withholds scores counts as one that was not asked for them
-            asked -= sum(failure.withheld for failure in failures)
-            failures = [failure for failure in failures if not failure.withheld]
-            if exchange.requests and not asked:
+        if kind == "evaluate":  # who withholds scores has not failed, so that not all have
+            told = [failure for failure in failures if not failure.withheld]
+            if asked and len(failures) - len(told) == asked:
                 whose = "all devices that were asked keep theirs to themselves"
                 log.info("round %s: no scores: %s", round_, whose)
+            failures = told
         devices, s = bool(fleet.bound), self.strategy.settings
         counts, so_far = self.recovery.failures, len(totals.failed)
         counts.apply(s, round_, kind, failures, asked, so_far, devices, spoilt)

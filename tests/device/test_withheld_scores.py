@@ -60,11 +60,22 @@ def test_a_run_in_which_nobody_tells_scores_goes_on_without(
     assert line in capsys.readouterr().out
 
 
-def test_others_still_end_a_run_if_they_all_fail(nodes, device_run, monkeypatch, withheld):
-    """Of a failure in the evaluation, which can depend on the samples, it tells nothing either."""
+def test_others_that_fail_end_no_run_as_they_are_not_all(
+    nodes, device_run, monkeypatch, read_csv, withheld
+):
+    """One that tells its scores could else end a run in which all others withhold theirs.
+
+    Of a failure in the evaluation, which can depend on the samples, a device that withholds them
+    tells nothing either.
+    """
     monkeypatch.setattr(local, "evaluate_round", lambda *_: 1 / 0)
-    nodes[1]["scores"] = False
-    with pytest.raises(RunError, match=r"2 of 2 clients failed \(all failed\); client 0: ZeroDiv"):
+    with pytest.raises(RunError, match=r"3 of 3 clients failed \(all failed\); client 0: ZeroDiv"):
         device_run(RUN, "max-failures=-1 num-rounds=9")
+    nodes[1]["scores"] = False
+    folder = device_run(RUN, 'run-name="b" client-state="reset" max-failures=-1 num-rounds=4')
+    assert withheld(folder) == [(str(round_), "1", KEPT) for round_ in range(1, 5)]
+    events = read_csv(folder, "events.csv")
+    failed = [(row["round"], row["client"]) for row in events if row["kind"] == "failure"]
+    assert failed == [(str(round_), client) for round_ in range(1, 5) for client in ("0", "2")]
     log = Path(nodes[1]["state-dir"]) / "log.txt"
     assert "ZeroDivisionError" in log.read_text("utf-8")
