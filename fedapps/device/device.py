@@ -29,7 +29,7 @@ from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
 from fedapps.device.node_config import NodeConfig
-from fedapps.engine.store import CHANGED, EARLIER_RUN, TRAINED_ON, ClientStore, data_changed
+from fedapps.engine.store import EARLIER_RUN, TRAINED_ON, ClientStore, data_changed
 from fedapps.method.flower import BaseClient
 from fedapps.tasks import specs_of_devices
 from fedapps.training.run_data import RunData
@@ -145,9 +145,8 @@ class Device(NodeConfig):
             if info.attempt > before.attempt:  # it may have been away for several resumptions
                 store.roll_back(min(info.resumed[before.attempt :]))
             if changed:
-                told = data_changed(drawn)
-                log.warning("client %s: %s", self.client, told)
-                write_whole(folder / CHANGED, told.encode(), durable=True)
+                log.warning("client %s: %s", self.client, data_changed(drawn))
+                store.note_other_data(drawn)
         else:
             if drawn:
                 told = "its data, or the split, have changed since its last run"

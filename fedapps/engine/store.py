@@ -28,6 +28,7 @@ EARLIER_RUN = 0  # version number of a state that a device takes over from an ea
 # would be another in each file.)
 _ABOUT = "blake2b"
 CHANGED = "data-changed"  # a file, and an event: the data are others than at the begin
+DRAWN = b"drawn"  # in this file, if test samples were drawn anew
 TRAINED_ON = (  # if a device draws its test samples from all that it has
     ", and samples that it is scored on now may have been trained on then; give it a test part of"
     " its own, or set split=last in all runs and append new samples"
@@ -133,7 +134,11 @@ class ClientStore:
     def other_data(self) -> int:
         """1 if the client's data have changed during the run, 2 if its test samples, too; or 0."""
         path = self.folder / CHANGED
-        return 1 + (path.read_text() == data_changed(drawn=True)) if path.exists() else 0
+        return 1 + (path.read_bytes() == DRAWN) if path.exists() else 0
+
+    def note_other_data(self, drawn: object) -> None:
+        """Keep in mind that the client's data have changed; `drawn`: its test samples, too."""
+        write_whole(self.folder / CHANGED, DRAWN if drawn else b"", durable=True)
 
     def advice(self, round_: int) -> str:
         """Say what to do if training from the state before `round_` fails.
