@@ -77,7 +77,8 @@ def launch(
             local = superlink.log_of(home).parent
             cwd = local if home is not None and local.is_dir() else None
             flwr = stack.enter_context(Flwr(env, cwd=cwd))
-        target = _Target(flwr, home, [connection] if connection else [], echo, app_dir, port)
+        named = [connection] if connection else []
+        target = _Target(flwr, home, named, echo, app_dir, port, federation_config)
         options = stack.enter_context(merged(run_config))
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
@@ -104,6 +105,7 @@ class _Target:
     echo: Callable[[str], None]
     app: Path
     port: int | None
+    federation: str
 
     def goes_on(self, run_id: int) -> str:
         """Say that a run goes on, and with which shell command to stop it."""
@@ -120,8 +122,9 @@ class _Target:
         home = ["--home", str(self.home)] if self.home else []
         port = ["--port", str(self.port)] if self.port else []
         named = ["--connection", *self.named] if self.named else []
+        nodes = [FEDERATION, self.federation] if self.federation else []
         last = ["--resume", found[1] if found else "DIR"]
-        return shlex.join(["fedapps", "run", *app, *home, *port, *named, *last])
+        return shlex.join(["fedapps", "run", *app, *home, *port, *named, *nodes, *last])
 
     def lost(self) -> bool:
         """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""

@@ -534,10 +534,16 @@ class TestLaunch:
         flwr("print('Successfully started run 7\\nrun directory: /runs/my run')")
         monkeypatch.setattr(superlink, "superlink", lambda home: None)
         monkeypatch.chdir(EMPTY_APP)
-        for app, words in ((Path(), ""), (EMPTY_APP, f" {EMPTY_APP}")):
-            ended = launch.launch(app, home=tmp_path, port=45678, echo=lambda line: None)
+        nodes = "num-supernodes=4 client-resources-num-cpus=1"
+        for app, words, given, told in (
+            (Path(), "", "", ""),
+            (EMPTY_APP, f" {EMPTY_APP}", nodes, f" --federation-config '{nodes}'"),
+        ):
+            ended = launch.launch(
+                app, federation_config=given, home=tmp_path, port=45678, echo=lambda line: None
+            )
             assert ended.status == "lost" and ended.error.endswith(
-                f"superlink.log; resume it: fedapps run{words} --home {tmp_path} --port 45678"
+                f"superlink.log; resume it: fedapps run{words} --home {tmp_path} --port 45678{told}"
                 " --resume '/runs/my run'"
             )
 
