@@ -41,7 +41,7 @@ def write(comparison: Comparison, path: Path) -> None:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Draw a panel per score; runs that were scored only once are points with error bars."""
+    """Draw a panel per score; of runs that personalized only once, the last are points."""
     groups, metric = comparison.drawn, comparison.metric
     panels = _panels(groups, metric)
     labels = [_sign(group, comparison.keys) for group in groups]
@@ -106,12 +106,13 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
     groups, metric = comparison.drawn, comparison.metric
     places = np.arange(len(groups))
     for place, group, (colour, _) in zip(places, groups, _signs(), strict=False):
-        mean, low, high = _bounds(group.curve(name), metric)
+        curve = group.curve(name).tail(1)  # the initial score can be that of more rounds
+        mean, low, high = _bounds(curve, metric)
         if len(mean):
             axes.errorbar(
                 mean, place, xerr=[mean - low, high - mean], fmt="o", color=colour, capsize=3
             )
-            std = metric.factor * group.curve(name)["std"].iloc[-1]
+            std = metric.factor * curve["std"].iloc[-1]
             spread = f" ± {metric.digits(std, places=1)}" if std > 0 else ""
             told = f"{metric.digits(mean.iloc[-1], places=1)}{spread}"
             axes.annotate(

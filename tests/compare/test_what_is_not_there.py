@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from argparse import Namespace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,23 @@ def test_a_band_is_the_standard_deviation_about_the_mean_and_ends_at_100_percent
     for round_, mean, std in zip((1, 2), means, stds, strict=True):
         ends = points[points[:, 0] == round_, 1]
         assert (ends.min(), ends.max()) == pytest.approx((mean - std, min(mean + std, 100)))
+
+
+def test_of_runs_that_personalize_only_at_the_end_the_last_scores_are_points(made):
+    """With `evaluate-rounds` there are initial scores of many rounds, and one personalized."""
+    first, last = [(0.1, None), (0.2, None)], [(0.3, 0.5), (0.4, 0.8)]
+    runs = [
+        made(f"lr{lr}-{seed}", f"lr={lr}", f"seed={seed}", scores=[*first, last[seed]])
+        for lr, seed in product((0.1, 0.2), (0, 1))
+    ]
+    figure = curves.draw(compared([*map(read, runs)]))
+    for axes, scores in zip(figure.axes, np.transpose(last), strict=True):
+        mean, std = 100 * scores.mean(), 100 * scores.std(ddof=1)
+        told = [text.get_text() for text in axes.texts]
+        assert told == [f"{mean:.1f} ± {std:.1f}"] * 2
+        for place, bar in enumerate(axes.collections):
+            (ends,) = bar.get_segments()
+            assert ends == pytest.approx(np.array([[mean - std, place], [mean + std, place]]))
 
 
 def suggested(runs, *axes, config="", seeds=""):

@@ -69,10 +69,11 @@ def scored_run(
 ):
     """Return the directory of a run with given accuracies, of which nothing but tables is there.
 
-    `scores` are (initial, personalized) of each round, None where it was not evaluated, and
-    `figures` further accuracies of all of them. `evaluated` is how many clients each round has
-    scored, or which ones; only then clients.csv has rows. A round n costs (place + n) x `costs` of
-    each cost, the place in COSTS; the rounds in `phases` have a second line.
+    `scores` are (initial, personalized) of each round, None where it was not evaluated (or only
+    the second, where no client personalized), and `figures` further accuracies of all of them.
+    `evaluated` is how many clients each round has scored, or which ones; only then clients.csv has
+    rows. A round n costs (place + n) x `costs` of each cost, the place in COSTS; the rounds in
+    `phases` have a second line.
     """
     report = begin_run(folder, f"num-rounds={len(scores) or 1}", *run_config, name=name)
     for number, score in enumerate(scores, 1):
@@ -81,7 +82,7 @@ def scored_run(
             columns = {
                 "accuracy_initial": score[0],
                 "accuracy_personalized": score[1],
-                "accuracy_personalized_std": score[1] / 10,
+                "accuracy_personalized_std": score[1] and score[1] / 10,
             }
             count = evaluated if isinstance(evaluated, int | None) else len(evaluated)
             means = made_means(columns | figures, evaluated=count)
