@@ -68,6 +68,7 @@ class FedEM(BaseStrategy):
     def aggregate(self, round_: int, updates: Iterator[ClientUpdate]) -> Arrays:
         """Average each component, with weights n_t (line 13); no variance is below 0."""
         means, variances = self.averaged(updates), self.layout.variances
-        for name in [name for name in self.state if name.split("/", 2)[2] in variances]:
-            self.state[name] = np.maximum(self.state[name], 0.0)
+        for name in [name for name in self.state if name.startswith("c/")]:
+            if name.split("/", 2)[2] in variances:
+                self.state[name] = np.maximum(self.state[name], 0.0)
         return means

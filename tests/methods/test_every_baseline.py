@@ -11,13 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.engine.clocks import clock
 from fedapps.method import rehearse, replace
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import put, run
 from tests.support import ROOT
 from tests.support.marks import THOROUGH
-from tests.support.methods import needed, rehearsal_of
+from tests.support.methods import each_method, needed, rehearsal_of
 from tests.support.references import ALL, BODY, HEAD
+from tests.support.split_float64 import SPLIT
 
 
 @pytest.mark.parametrize("method", ["feddyn", "perfedavg", "fedcmd", "pfedsim", "fedfomo", "fedap"])
@@ -108,6 +110,17 @@ def test_what_an_evaluation_computes_before_the_score_costs(flat_config, tiny_np
         run(client.model.eval(), x[:1], layers)
     times = 9 if method == "knnper" else 3 * len(x)
     assert made.evaluate(0)["finetune_macs"] == times * counter.get_total_flops() / 2
+
+
+@pytest.mark.parametrize("method", each_method(leave_out=SPLIT))
+def test_what_virtual_time_keeps_in_the_state_disturbs_no_method(tiny_npz, method):
+    keys = f'num-clients=2 local-epochs=2 devices="lognormal" {needed(method)}'
+    runs = [rehearsal_of(method, f'{tiny_npz} strategy="{method}" {keys}') for _ in range(2)]
+    clock(runs[0].strategy)
+    for made in runs:
+        made.rounds(2)
+    arrays, expected = (made.strategy.arrays for made in runs)
+    assert all(np.array_equal(arrays[key], value) for key, value in expected.items())
 
 
 @pytest.mark.parametrize("method", ["fedfomo", "pfedsim", "fedap", "pfedhn"])
