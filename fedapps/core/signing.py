@@ -122,15 +122,20 @@ def sign(path: Path, key: Path) -> None:
 def make_key(path: Path) -> Path:
     """Write a new private key, which only this user can read; return the file of its public key.
 
-    Raises `RunError` if the private key exists, or cannot be written.
+    Raises `RunError` if one of the two files exists, or cannot be written.
     """
+    public = path.parent / f"{path.stem}{PUBLIC}"
+    with writing(path):
+        if public == path or public.exists():
+            raise RunError(
+                f"{path}: its public key would be {public}, which is taken; give another name"
+            )
     private, pem, raw = Ed25519PrivateKey.generate(), serialization.Encoding.PEM, os.O_EXCL
     secret = private.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | raw, 0o600), "wb") as file:
         file.write(secret)
-    public = path.with_suffix(PUBLIC)
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     write_whole(public, private.public_key().public_bytes(pem, form))
     return public

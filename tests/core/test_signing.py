@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -104,8 +105,10 @@ def test_a_new_manifest_voids_the_signature(key, model, tmp_path):
 
 def test_no_key_is_overwritten_and_no_other_file_is_one(key, model, tmp_path):
     before = key.read_bytes()
+    (tmp_path / "model.pub").rename(tmp_path / "old.pub")
     with pytest.raises(RunError, match="File exists"):
         signing.make_key(key)
+    (tmp_path / "old.pub").rename(tmp_path / "model.pub")
     assert key.read_bytes() == before
     signing.sign(model, key)
     for path, reason in ((model, "cannot be read as a public key"), (tmp_path / "no", "No such")):
@@ -113,3 +116,13 @@ def test_no_key_is_overwritten_and_no_other_file_is_one(key, model, tmp_path):
             signing.check(signing.read(model), path, "it")
     with pytest.raises(RunError, match="cannot be read as a private key"):
         signing.sign(model, tmp_path / "model.pub")
+
+
+@pytest.mark.parametrize("name", ["model.2027", "model.key", "model.pub", "other.pub"])
+def test_a_key_whose_public_key_has_no_file_of_its_own_is_not_made(key, tmp_path, name):
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    public = (tmp_path / name).with_suffix(".pub")
+    line = f"{tmp_path / name}: its public key would be {public}, which is taken; give another name"
+    with pytest.raises(RunError, match=f"^{re.escape(line)}$"):
+        signing.make_key(tmp_path / name)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
