@@ -94,23 +94,32 @@ def run(options: argparse.Namespace) -> int:
         done = f"{len(sweep.finished)} of {len(grid)} runs are finished"
         others = "the others of its part" if part[1] > 1 else "the others"
         raise KeyboardInterrupt(f"stopped: {done}; the same command runs {others}") from None
-    if part[1] > 1:
-        print(_after_part(len(sweep.finished), len(grid), len(sweep.failed)))
-    elif sweep.finished:
-        from fedapps.compare import files, table
-        from fedapps.compare.comparison import compared
-        from fedapps.compare.runs import read
-
-        comparison = compared([read(run, str(base["metric"])) for run in sweep.finished])
-        table.show(comparison)
-        place = files.free(folder / "comparison", comparison)
-        for file in files.write(comparison, place, options.format):
-            print(file)
-        if options.validation is not None:
-            print(_next(options, comparison, [axis.key for axis in axes]))
-    for name, error in sweep.failed.items():
-        print(f"failed: {name}: {error}")
+    try:
+        if part[1] > 1:
+            print(_after_part(len(sweep.finished), len(grid), len(sweep.failed)))
+        elif sweep.finished:
+            _compare(sweep.finished, options, str(base["metric"]), [axis.key for axis in axes])
+    finally:
+        for name, error in sweep.failed.items():
+            print(f"failed: {name}: {error}")
     return 1 if sweep.failed else 0
+
+
+def _compare(
+    runs: Sequence[Path], options: argparse.Namespace, metric: str, axes: Sequence[str]
+) -> None:
+    """Print and write the comparison of finished runs, and what to do with the best."""
+    from fedapps.compare import files, table
+    from fedapps.compare.comparison import compared
+    from fedapps.compare.runs import read
+
+    comparison = compared([read(run, metric) for run in runs])
+    table.show(comparison)
+    place = files.free(runs[0].parent / "comparison", comparison)
+    for file in files.write(comparison, place, options.format):
+        print(file)
+    if options.validation is not None:
+        print(_next(options, comparison, axes))
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -70,19 +70,20 @@ def compare(folders: Iterable[Path], metric: str = AUTO) -> Comparison:
         read_evaluation(path, metric) if is_table(path) else read(path, metric)
         for path in found(folders)
     ]
-    groups = grouped(runs)
     if len(runs) < 2:
         raise RunError("nothing to compare: give at least two run directories")
-    if not groups:
-        raise RunError("nothing to compare: no run has scored a round yet")
     return compared(runs)
 
 
 def compared(runs: Sequence[Run]) -> Comparison:
-    """Compare runs, at least one of which has scored a round.
+    """Compare runs.
 
-    Raises `RunError` if they have different tasks, or different metrics that lead.
+    Raises `RunError` if none has scored a round, or if they have different tasks, or different
+    metrics that lead.
     """
+    groups, metric = grouped(runs), runs[0].metric
+    if not groups:
+        raise RunError("nothing to compare: no run has scored a round yet")
     tasks = {run.task.name: run for run in runs}
     if len(tasks) > 1:
         told = ", ".join(f"{run.name} is a {name}" for name, run in tasks.items())
@@ -91,7 +92,6 @@ def compared(runs: Sequence[Run]) -> Comparison:
     if len(metrics) > 1:
         told = ", ".join(f"{name} leads in {run.name}" for name, run in metrics.items())
         raise RunError(f"by which metric? {told}; choose one: --metric {runs[0].metric.name}")
-    groups, metric = grouped(runs), runs[0].metric
     notes = [*_notes(runs, groups)]
     return Comparison(groups, differing(groups), pairs(groups, metric), notes, metric)
 

@@ -21,6 +21,7 @@ from fedapps.compare import curves
 from fedapps.compare.comparison import compared
 from fedapps.compare.groups import Group
 from fedapps.compare.runs import read
+from fedapps.compare.sweep import Sweep
 from fedapps.report.columns import SPREAD
 from tests.support import ROOT
 
@@ -188,6 +189,18 @@ def test_a_run_without_scores_is_told_and_not_there(made, compare, refused, fini
     why = "none of its rounds was scored" if finished else "it has scored no round yet"
     assert f"bare is left out: {why}\n" in compared.out
     assert compared.groups.index.tolist() == ["A"] and len(compared.runs) == 1
+
+
+def test_a_sweep_without_scores_says_so_and_what_failed(made, monkeypatch, capsys, tmp_path):
+    """Such as of the R2 of clients with a single sample."""
+    runs = [made(f"a{seed}", f"seed={seed}", scores=[None]) for seed in (0, 1)]
+    monkeypatch.setattr(Sweep, "run", lambda own: own.failed.update({"lr=0.1": "no memory"}))
+    monkeypatch.setattr(Sweep, "finished", runs)
+    capsys.readouterr()
+    assert cli.main(["sweep", "lr=0.1,0.2", "--output", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "failed: lr=0.1: no memory\n"
+    assert captured.err == "error: nothing to compare: no run has scored a round yet\n"
 
 
 def test_a_line_that_is_being_written_does_not_count(made, compare):
