@@ -52,7 +52,11 @@ def accuracies(run: Path, which: str) -> np.ndarray:
 
 def show(store: Store, options: Namespace) -> None:
     """Print the spread of the accuracies of each run, and draw it if `--plot` is given."""
-    found = {run.resolve().name: accuracies(run, options.accuracy) for run in options.runs}
+    names = [run.resolve().name for run in options.runs]
+    found = {
+        name if names.count(name) == 1 else str(run): accuracies(run, options.accuracy)
+        for name, run in zip(names, options.runs, strict=True)
+    }
     rows = []
     for name, values in found.items():
         figures = (values.min(), np.median(values), values.mean(), values.max())

@@ -101,6 +101,18 @@ def test_the_density_of_class_accuracies_is_a_sum_of_normal_densities(tmp_path, 
     assert bars == pytest.approx({20: 1 / 30, 40: 1 / 30, 45: 1 / 30, 50: 2 / 30, 75: 1 / 30})
 
 
+def test_runs_of_the_same_name_are_told_apart(tmp_path, monkeypatch, capsys):
+    for place, lowest in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / place).mkdir()
+        run_with(tmp_path / place / "run", [lowest, 0.3], [0.2, 0.4])
+    run_with(tmp_path / "other", [0.4, 0.6], [0.2, 0.4])
+    monkeypatch.chdir(tmp_path)
+    assert runner.main(["classes", "a/run", "b/run", "other"]) == 0
+    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    rows = [["a/run", "2", "10.00"], ["b/run", "2", "20.00"], ["other", "2", "40.00"]]
+    assert [row for row in shown if row[1:2] == ["2"]] == rows
+
+
 def test_classes_that_are_all_alike_have_no_density(tmp_path, capsys):
     folder = run_with(tmp_path / "run", [0.5, 0.5], [0.5, 0.6])
     assert runner.main(["classes", str(folder)]) == 1
