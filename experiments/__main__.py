@@ -60,7 +60,7 @@ from experiments.papers import readings
 from experiments.papers.files import having, pick, single, tables
 from experiments.papers.table import SCALES, Job
 from experiments.run import listing
-from experiments.run.dependent import settled, split
+from experiments.run.dependent import settled, split, waits
 from experiments.run.estimate import Estimate
 from experiments.run.repeat import again, quickest, show_all
 from experiments.run.runner import Runner, check
@@ -239,11 +239,11 @@ def _do(options: argparse.Namespace) -> int:
         cells = {cell.name: cell for cell in settled(store, table, options.scale, options.row)}
         having([table], options.scale, options.row)  # else it is refused
         for cell in table.cells(options.scale, options.row):
-            untold = (
-                "" if cell.name in cells else ", whose settings depend on runs that are not done"
-            )
-            flat = cells.get(cell.name, cell).config(options.seed)
-            print(f"# {table.name} {cell.name}{untold}\n{to_toml(flat)}")
+            told, now = "", cells.get(cell.name, cell)
+            if cell.name not in cells or waits(now, options.seed):
+                told = ", whose settings depend on runs that are not done"
+            flat = now.config(options.seed)
+            print(f"# {table.name} {cell.name}{told}\n{to_toml(flat)}")
     elif options.command == "list" and not options.tables:
         listing.overview(store, tables().values())
     elif options.command == "list":

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -436,6 +437,18 @@ def test_a_row_names_the_worst_clients_of_another_row_seed_by_seed(mixed, store)
     ended(mixed, store, 0, c0=0.0, c1=0.2, c4=0.9, c7=0.1, c9=0.3)
     cell = [*settled(store, mixed, "smoke")][1]
     assert not store.find(cell, 0), "another choice is another run"
+
+
+def test_a_config_says_if_it_lacks_what_another_row_chooses(mixed, store, monkeypatch, capsys):
+    monkeypatch.setattr(files, "tables", lambda: {mixed.name: mixed})
+    ended(mixed, store, 0, c0=0.5, c1=0.2, c4=0.9, c7=0.1, c9=0.3)
+    lacks = ", whose settings depend on runs that are not done"
+    for seed, more, clients in ((0, "", "1,7"), (1, lacks, "")):
+        words = ["config", "t", "mix", "--scale", "smoke", "--seed", str(seed)]
+        assert runner.main(["--results", str(store.folder), *words]) == 0
+        first, _, text = capsys.readouterr().out.partition("\n")
+        assert first == f"# t mix@hot{more}"
+        assert tomllib.loads(text)["fedcmd"].get("other-clients", "") == clients
 
 
 def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypatch, capsys):
