@@ -7,7 +7,6 @@ The cost of a round is the number of parameters that it trains, times the batche
 paper sums it over all 100 clients, which it has train in each of 300 rounds (Section 5.2).
 """
 
-import csv
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -20,9 +19,11 @@ from experiments.figures.output import add_plot, print_table, save_plot
 from experiments.run.store import Store
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.core.files import write_whole
 from fedapps.data import Dataset
 from fedapps.data.spec import Normalization, image_spec, label_spec
 from fedapps.drawing.pictures import PALETTE, legend, new_axes
+from fedapps.report.cells import csv_text
 from fedapps.training.plan import Plan
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
@@ -154,12 +155,11 @@ def show(store: Store, options: Namespace) -> None:
     """Print the table; write the CSV file and draw the figure if asked to."""
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     found = costs(setting, options.unfreeze_rounds or UNFREEZE_ROUNDS)
-    print_table(HEADS, lines(setting, found), texts=2)
     if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("method", "unfreeze_rounds", "cost"))
-            writer.writerows((cost.method, cost.unfreeze_rounds, cost.total) for cost in found)
+        rows = [(cost.method, cost.unfreeze_rounds, cost.total) for cost in found]
+        text = csv_text([("method", "unfreeze_rounds", "cost"), *rows])
+        write_whole(options.csv, text.encode())
+    print_table(HEADS, lines(setting, found), texts=2)
     save_plot(lambda: draw(found), options.plot)
 
 

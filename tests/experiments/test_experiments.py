@@ -796,6 +796,7 @@ SINGLE = "must be a single table, one of"
 
 @pytest.mark.parametrize(("words", "told"), [
     ("costs --shape 28x28", "--shape 28x28: must be channels,height,width\n"),
+    ("costs --csv nowhere/costs.csv", "cannot write nowhere/costs.csv: No such file"),
     ("communication fedcmd-cifar10 --plot figure.jpg", KIND),
     ("curves fedcmd-cifar10 --plot figure.jpg", KIND),
     ("config all fedavg", f"table all: {SINGLE} attacks-digits, "),
