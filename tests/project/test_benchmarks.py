@@ -7,7 +7,9 @@ from statistics import median
 import pytest
 import torch
 
+from benchmarks import supernodes
 from benchmarks.__main__ import Run, main, measured
+from benchmarks.device_costs import Costs
 from benchmarks.peers import task
 from benchmarks.results import ratios
 from benchmarks.workloads import GPU_MODES, SCALE, contenders
@@ -28,6 +30,21 @@ def test_a_round_is_the_median_without_the_first_and_the_last(tmp_path):
     assert measured([sys.executable, "-c", "raise OSError('no room')"], tmp_path) == (
         "OSError: no room"
     )
+
+
+@pytest.mark.parametrize("rounds", [3, 4])
+def test_what_devices_cost_needs_rounds_for_quartiles(rounds, monkeypatch, capsys):
+    """Every second round has an evaluation after it, and is told apart."""
+    seconds = [1.0, 2.0, 3.0, 4.0][:rounds]
+    costs = Costs(evaluated=seconds[::2], rounds=seconds[1::2])
+    monkeypatch.setattr(supernodes, "show", lambda *_: costs.show("ours"))
+    monkeypatch.setattr(sys, "argv", ["supernodes", "--rounds", str(rounds)])
+    assert supernodes.main() == (2 if rounds == 3 else 0)
+    told = capsys.readouterr().out.splitlines()
+    if rounds == 3:
+        assert told == ["error: --rounds 3: must be at least 4, for quartiles"]
+    else:
+        assert told[3].split()[-5:] == ["3.00", "s", "(1.50", "to", "4.50)"]
 
 
 def test_ratios_are_of_the_same_repeat():
