@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
-from fedapps.core.changes import owners
+from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE, read
 from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, told_to_server
 from fedapps.core.paths import expanded
@@ -201,7 +201,7 @@ def _store(space: Workspace, device: Device | None, info: RoundInfo, client: int
     if device:
         return device.store(space, info)
     folder = state_folder(Path(info.run_dir), client, space.settings.num_clients)
-    return ClientStore(folder, info.needed, owners(space.settings, client, Path(info.run_dir)))
+    return ClientStore(folder, info.needed, owner(space.settings, client))
 
 
 def _results(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedapps.core import config
 from fedapps.core.data_settings import OF_PARTITIONERS
-from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
@@ -33,8 +32,6 @@ PERSONAL = (
 GROWING = frozenset({
     "evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience",
 })  # fmt: skip
-# Keys that have come since the version that was the last one to count all keys in `owners`.
-LATER = frozenset({"text-length"})
 NAMED = ("strategy", "dataset", "seed")  # every name of a run begins and ends with these
 # Keys that say what the data are like; the data's name tells most of it, so names have them last.
 DESCRIBING = frozenset({
@@ -161,36 +158,19 @@ def _digest_of(values: Mapping[str, Scalar], without: Iterable[str]) -> str:
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:8]
 
 
-def owners(settings: Settings, client: int, folder: Path | None = None) -> tuple[str, ...]:
+def owner(settings: Settings, client: int) -> str:
     """Say whose state a client's is; a run keeps its name if it is resumed or gets more clients.
 
     Nor does it change with keys that come to be, as only what differs from the defaults counts.
-    The names after the first are those that versions can have given which counted all keys that
-    they knew. The `folder` of the run, where there is one, tells which these were.
     """
-    return tuple(f"client {client} of run {run}" for run in _runs(settings, folder))
-
-
-def _later(folder: Path | None, strategy: str) -> frozenset[str]:
-    """Return the keys that have come since the version that wrote a run's config.toml."""
-    try:
-        unknown = config.defaults().keys() - config.stored(folder) if folder else frozenset()
-    except RunError:
-        return LATER
-    return LATER | unknown | {f"{strategy}.{key}" for key in unknown}
+    return f"client {client} of run {_run(settings)}"
 
 
 @lru_cache(maxsize=8)
-def _runs(settings: Settings, folder: Path | None) -> tuple[str, ...]:
-    flat, grown = dict(settings.flat), GROWING | {"num-clients"}
+def _run(settings: Settings) -> str:
+    flat = dict(settings.flat)
     found = _unusual(counted(flat)) | {key: flat[key] for key in NAMED}
-    later = _later(folder, settings.strategy)
-    before = counted(flat) | {"metric": flat["metric"]}  # which counted with `patience` alone
-    return (
-        _digest_of(found, grown | {"metric"}),
-        _digest_of(before, grown | later | {"metric"}),
-        _digest_of(before, grown | later),
-    )
+    return _digest_of(found, GROWING | {"num-clients", "metric"})
 
 
 def text_of(changes: Mapping[str, Scalar]) -> str:

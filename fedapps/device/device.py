@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedapps import data
 from fedapps.core import log
 from fedapps.core.certificates import given_above
-from fedapps.core.changes import folder_name, owners
+from fedapps.core.changes import folder_name, owner
 from fedapps.core.config import DEVICE, LAST, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
@@ -119,7 +119,7 @@ class Device(NodeConfig):
         folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         run = info.run_id or info.run_dir
         now = StateRun(run, self.client, info.attempt, space.dataset.digest, settings.split == LAST)
-        store = DeviceStore(folder, info.needed, owners(settings, self.client), run=now)
+        store = DeviceStore(folder, info.needed, owner(settings, self.client), run=now)
         before = store.state_run()
         if before != now:
             spending.check(settings.dp, self.state_dir, self.budget, self.delta)
@@ -151,7 +151,7 @@ class Device(NodeConfig):
             if drawn:
                 told = "its data, or the split, have changed since its last run"
                 log.warning("client %s: %s%s", self.client, told, TRAINED_ON)
-            self._begin(replace(store, owners=()), settings.client_state)
+            self._begin(replace(store, owner=""), settings.client_state)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store
 

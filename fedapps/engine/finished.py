@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedapps.core import config, log, registry
-from fedapps.core.changes import owners
+from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
@@ -200,7 +200,7 @@ class FinishedRun:
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients
         folder = state_folder(self.folder, number, clients)
-        store = ClientStore(folder, owners=owners(self.stored, number, self.folder))
+        store = ClientStore(folder, owner=owner(self.stored, number))
         version, state = store.load_version(self.round + 1)
         if lost := self.versions.lost(number, version):
             raise RunError(

@@ -8,7 +8,7 @@ a resumed run could go back to are kept.
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class ClientStore:
 
     folder: Path
     needed: int = NONE
-    owners: tuple[str, ...] = ()  # its name, and those that earlier versions gave
+    owner: str = ""
 
     @property
     def durable(self) -> bool:
@@ -84,7 +84,7 @@ class ClientStore:
         for version in sorted((v for v in self._versions() if v < round_), reverse=True):
             path = self._path(version)
             try:
-                return version, _read(path, self._writers(version))
+                return version, _read(path, self._writer(version))
             except (FileNotFoundError, SafetensorError, ValueError):  # deleted since, or damaged
                 continue
             except OSError as error:
@@ -100,8 +100,7 @@ class ClientStore:
         """
         self.make()
         tensors = as_stored(state)
-        writer, *_ = self._writers(round_) or ("",)
-        about = {_ABOUT: f"{_digest(tensors)} {writer}"}
+        about = {_ABOUT: f"{_digest(tensors)} {self._writer(round_)}"}
         write_whole(self._path(round_), save(tensors, about), self.durable)
         kept = sorted(v for v in self._versions() if v <= round_)
         oldest = kept[-VERSIONS:][0]
@@ -174,22 +173,22 @@ class ClientStore:
             for version in versions:
                 self._path(version).unlink(missing_ok=True)
 
-    def _writers(self, version: int) -> list[str]:
-        """Return what a version's file can say about who wrote it; none if that is not known.
+    def _writer(self, version: int) -> str:
+        """Return what a version's file says about who wrote it; empty if that is not known.
 
         A state that was taken over is that of another run.
         """
-        owners = () if version == EARLIER_RUN else self.owners
-        return [f"{owner}, round {version}" for owner in owners]
+        known = self.owner and version != EARLIER_RUN
+        return f"{self.owner}, round {version}" if known else ""
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:06d}.safetensors"
 
 
-def _read(path: Path, writers: Sequence[str]) -> dict[str, Tensor]:
+def _read(path: Path, writer: str) -> dict[str, Tensor]:
     """Read a version; raises SafetensorError or ValueError if the file was damaged or altered.
 
-    The same holds if it says that somebody else than one of the `writers` wrote it.
+    The same holds if it says that somebody else than the `writer` wrote it.
     """
     path.open("rb").close()  # safe_open says of a file that it may not read that there is none
     with safe_open(path, "pt") as file:
@@ -197,7 +196,7 @@ def _read(path: Path, writers: Sequence[str]) -> dict[str, Tensor]:
         digest, _, told = (file.metadata() or {}).get(_ABOUT, "").partition(" ")
     if digest != _digest(tensors):
         raise ValueError(f"{path} was altered")
-    if writers and told not in ("", *writers):
+    if writer and told not in ("", writer):
         raise ValueError(f"{path} was written by {told}")
     return tensors
 

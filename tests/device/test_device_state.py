@@ -23,7 +23,6 @@ from fedapps.wire.requests import RoundInfo
 from tests.device.helpers import DEVICES, RUN, newest
 from tests.support.fits import fail_fits
 from tests.support.killed import differences
-from tests.support.owners import name_before, rewrite
 
 
 def test_personal_layers_survive_a_new_run_only_with_keep(device_run, nodes, fits, capsys):
@@ -97,15 +96,6 @@ def test_devices_go_back_with_a_run_that_is_resumed(device_run, nodes, monkeypat
         again = newest(Path(node["state-dir"]))
         assert again.keys() == state.keys()
         assert all(np.array_equal(again[key], state[key]) for key in state)
-
-
-def test_states_of_a_version_that_counted_all_keys_are_found(device_run, nodes):
-    folder = device_run('strategy="fedper"')
-    states = [path for node in nodes for path in Path(node["state-dir"]).glob("*/round-*")]
-    assert len(states) == 2 * DEVICES
-    rewrite(states, r"of run \w+", f"of run {name_before(folder)}")
-    device_run(f'resume="{folder}" num-rounds=3')
-    assert "state-lost" not in (folder / "events.csv").read_text()
 
 
 def test_a_device_whose_data_change_during_a_run_says_so(device_run, nodes, tmp_path, read_csv):

@@ -1,24 +1,9 @@
 """States of clients as an earlier version wrote them: each file tells whose state it is."""
 
-import hashlib
 import re
 
 from safetensors import safe_open
 from safetensors.numpy import save_file
-
-from fedapps.core import changes, config
-
-
-def name_before(folder, *unknown):
-    """The name of a run for a version that counted all keys that it knew: no text-length.
-
-    The digest of its keys is made here once more.
-    """
-    later = {"num-clients", "text-length", *unknown}
-    growing = {"evaluate-clients", "evaluate-every", "evaluate-rounds", "num-rounds", "patience"}
-    keys = changes.counted(config.stored(folder)).items()
-    counted = {k: str(v) for k, v in keys if k not in {*growing, *later}}
-    return hashlib.sha256(repr(sorted(counted.items())).encode()).hexdigest()[:8]
 
 
 def rewrite(paths, pattern, new):
