@@ -23,7 +23,7 @@ from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.superlink import SuperLink
 from tests.support import ROOT
 
-EMPTY_APP = ROOT / "benchmarks" / "empty_app"
+EMPTY_APP = ROOT / "tests" / "support" / "empty_app"
 FEDERATION = "num-supernodes=2 client-resources-num-cpus=1"
 
 # As flwr 1.41 prints them.
