@@ -62,7 +62,7 @@ from experiments.papers.table import SCALES, Job
 from experiments.run import listing
 from experiments.run.dependent import settled, split, waits
 from experiments.run.estimate import Estimate
-from experiments.run.repeat import again, quickest, show_all
+from experiments.run.repeat import again, quickest
 from experiments.run.runner import Runner, check
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
@@ -216,13 +216,12 @@ def repeat(options: argparse.Namespace) -> int:
             print(f"{clock(run.seconds):9} {run.table} {run.cell} s{run.seed}")
         return 0
     runs_dir = options.runs_dir.expanduser().resolve()
-    done = []
+    same = True
     for one in again(found, runs_dir, options.data_root, options.jobs):
         name = f"{one.run.table} {one.run.cell} s{one.run.seed}"
-        print(f"{name}: {one.told()} in {clock(one.seconds)}", file=sys.stderr, flush=True)
-        done.append(one)
-    show_all(done)
-    return 0 if all(one.same for one in done) else 1
+        print(f"{name}: {one.told()} in {clock(one.seconds)}", flush=True)
+        same &= one.same
+    return 0 if same else 1
 
 
 def _do(options: argparse.Namespace) -> int:

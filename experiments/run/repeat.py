@@ -10,12 +10,10 @@ from experiments.papers.table import Table, matches
 from experiments.run.collect import measured
 from experiments.run.store import Run, Store
 from experiments.run.tuning import TRIAL
-from fedapps.cli.tables import Column, show
 from fedapps.compare.workers import Worker, crew
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
-from fedapps.report.units import clock
 
 MOST = 3  # differences that are named
 PARTS = ("figures", "costs", "rounds", "clients", "events")  # of a run, all compared
@@ -97,14 +95,3 @@ def _made(worker: Worker, run: Run, runs_dir: Path, data_root: str, jobs: int) -
     except RunError as error:
         return Comparison(run, {}, time.monotonic() - start, str(error))
     return Comparison(run, found, time.monotonic() - start)
-
-
-def show_all(done: Sequence[Comparison]) -> None:
-    """Print a line for each row that was made again."""
-    rows = [
-        [one.run.table, f"{one.run.cell}, seed {one.run.seed}", clock(one.seconds), one.told()]
-        for one in sorted(done, key=lambda one: one.run.table)
-    ]
-    wide = [max(len(row[place]) for row in rows) for place in (0, 1)]
-    columns = [Column("table", wide[0]), Column("row", wide[1]), Column("took", 8)]
-    show([*columns, Column("came out")], rows)
