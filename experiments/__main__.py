@@ -37,7 +37,6 @@ but does not change RESULTS.md and docs/results, which hold the project's own re
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,8 +65,10 @@ from experiments.run.repeat import again, quickest
 from experiments.run.runner import Runner, check
 from experiments.run.store import Store
 from fedapps.compare.grid import read_seeds
+from fedapps.core.commands import execute
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
+from fedapps.core.log import drop_output
 from fedapps.report.columns import columns_of
 from fedapps.report.units import clock
 from fedapps.tasks import CLASSIFICATION
@@ -144,12 +145,7 @@ def _announce(work: Runner, jobs: list[Job], later: list[Job]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedapps experiments",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="list all tables, or the rows of some tables")
@@ -168,7 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("row", help="a row, or row@column")
     for name, (module, text) in FIGURES.items():
         module.add_arguments(commands.add_parser(name, help=text))
-    return parser
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
@@ -255,24 +250,20 @@ def _do(options: argparse.Namespace) -> int:
     return 0
 
 
+def _work(options: argparse.Namespace) -> int:
+    try:
+        return _do(options)
+    except BrokenPipeError:  # `... | head` has read enough
+        drop_output()
+        return 0
+    except KeyboardInterrupt:
+        told = "stopped; finished rows are kept; run the same command again to continue"
+        raise KeyboardInterrupt(told) from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the given command; return the exit status."""
-    try:
-        status = _do(_parser().parse_args(arguments))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # `... | head` has read enough; drop the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "stopped; finished rows are kept; run the same command again to continue",
-            file=sys.stderr,
-        )
-        return 130
+    return execute("fedapps experiments", __doc__, _add_arguments, _work, arguments)
 
 
 if __name__ == "__main__":
