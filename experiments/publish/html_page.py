@@ -1,6 +1,7 @@
 """Write results.html: every table with our and the published figures, and charts, in one file."""
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from experiments.run.store import Store
 from fedapps.core.files import write_whole
 from fedapps.drawing import html
 
+PICTURE = re.compile(r"!\[([^]]*)\]\(([^)]+\.png)\)")
 MARKED = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^]]+)\]\([^)]+\)")
 PAPERS: dict[str | tuple[str, ...], str] = {  # by the first word of their tables' names
     "benchmark": "All methods compared",
@@ -68,6 +70,28 @@ def write(
 
 def _link(part: Section) -> Markup:
     return Markup('<a href="#{}">{}</a>').format(part.name, part.title)
+
+
+def in_short(page: Path) -> Markup:
+    """Return the section `In short` of RESULTS.md, so that it is written once; "" without one.
+
+    It has paragraphs, lists and pictures (PNG, as data).
+    """
+    text = page.read_text("utf-8").partition("\n## In short\n")[2].partition("\n## ")[0]
+    blocks = [block for block in text.strip().split("\n\n") if block]
+    return Markup("\n").join(_block(block, page.parent) for block in blocks)
+
+
+def _block(block: str, folder: Path) -> Markup:
+    if picture := PICTURE.fullmatch(block):
+        data = b64encode((folder / picture[2]).read_bytes()).decode()
+        return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(picture[1], data)
+    if not block.startswith("- "):
+        return Markup("<p>{}</p>").format(inline(block))
+    items = re.split(r"^- ", block, flags=re.MULTILINE)[1:]
+    return Markup("<ul>{}</ul>").format(
+        Markup("").join(Markup("<li>{}</li>").format(inline(item)) for item in items)
+    )
 
 
 def inline(text: str) -> Markup:

@@ -14,7 +14,6 @@ from experiments.outcomes.tidy import write_csv
 from experiments.papers.files import tables
 from experiments.papers.table import Table
 from experiments.publish import html_page
-from experiments.publish.in_short import in_short
 from experiments.publish.sections import Section, costs_section, section
 from experiments.run import tuning
 from experiments.run.store import Store
@@ -137,7 +136,7 @@ def report(store: Store, chosen: Iterable[Table]) -> None:
         pages.put(costs.name, [*markdown(costs)])
         pages.put("claims", [*_claims(store, pages)])
         pages.write()
-        short = in_short(pages.main)
+        short = html_page.in_short(pages.main)
     else:
         page = store.folder / "results.html"
     html_page.write(store, page, [costs], short)
