@@ -150,14 +150,8 @@ class StrategyTools:
     def finetuning_stage(self) -> Stage:
         """Return the stage of fine-tuning: F epochs of `finetune-part`."""
         s = self.settings
-        return Stage(
-            layers=self.layout.slice_of(s.finetune_part),
-            epochs=s.finetune_epochs,
-            lr=s.finetune_rate,
-            optimizer=s.optimizer,
-            momentum=s.momentum,
-            weight_decay=s.weight_decay,
-        )
+        own = self.stage(1, self.layout.slice_of(s.finetune_part), s.finetune_epochs)
+        return replace(own, lr=s.finetune_rate, prox_mu=0.0, clip=None)
 
     def alone(self, plan: Plan) -> Plan:
         """Return the plan of a newcomer that trains as in a round, but uploads nothing.
