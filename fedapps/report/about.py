@@ -32,9 +32,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """The content of run.json, which is written when a run starts and when it is resumed.
 
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
-    same name. The run was resumed `attempt` times, after the rounds `resumed`. Its `fingerprints`
-    tell whether data, method or model have changed meanwhile. What it has `pooled` its model needs
-    ever after, whatever becomes of the data. The `notes` are what it told of its data at the start.
+    same name. The run was resumed after the rounds `resumed`. Its `fingerprints` tell whether data,
+    method or model have changed meanwhile. What it has `pooled` its model needs ever after,
+    whatever becomes of the data. The `notes` are what it told of its data at the start.
     """
 
     id: str
@@ -46,7 +46,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: Fingerprints = {}
     pooled: Pooled | None = None
     notes: tuple[str, ...] = ()
-    attempt: int = 0
     resumed: tuple[int, ...] = ()
 
     @classmethod
@@ -81,9 +80,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         Its data are still the same, so what an earlier version did not note as `pooled` is known.
         """
         resumed, pooled = (*self.resumed, round_), self.pooled or pooled
-        return msgspec.structs.replace(
-            self, attempt=len(resumed), resumed=resumed, versions=versions(), pooled=pooled
-        )
+        return msgspec.structs.replace(self, resumed=resumed, versions=versions(), pooled=pooled)
 
     def write(self, run: Path) -> None:
         """Write run.json, before any client hears of the run; raises `RunError`."""

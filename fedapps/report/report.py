@@ -64,7 +64,6 @@ class Report:
 
     folder: Path
     settings: Settings
-    class_counts: np.ndarray | None = None
     model: Mapping[str, np.ndarray] = field(default_factory=dict)  # after the last finished round
     rows: list[RoundRow] = field(default_factory=list)
     classes: list[list[int]] = field(default_factory=list)  # as in `ReportState`
@@ -162,7 +161,6 @@ class Report:
 
     def hold(self, clients: Sequence[int], class_counts: np.ndarray) -> None:
         """Write samples.csv: the numbers of training samples of `clients`, [clients, classes]."""
-        self.class_counts = class_counts
         held = zip(*np.nonzero(class_counts), strict=True)
         rows = [(clients[i], int(k), int(class_counts[i, k])) for i, k in held]
         self._write(directory.SAMPLES, csv_text([SAMPLES, *rows]))

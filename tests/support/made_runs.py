@@ -19,14 +19,14 @@ def begin_run(folder, *run_config, clients=5, classes=4, name="run"):
         [f'strategy="fedcmd" num-clients={clients} runs-dir="{folder}" num-rounds=3', *run_config]
     )
     report = Report.create(config.read(flat | {"run-name": name}), flat)
-    draws = np.random.default_rng(0)
-    report.hold(range(clients), draws.integers(0, 9, (clients, classes)))
+    report.held = np.random.default_rng(0).integers(0, 9, (clients, classes))  # for `add_round`
+    report.hold(range(clients), report.held)
     return report
 
 
 def add_round(report, round_, failures=0):
     """Add an evaluated round, a vote and a score of every client."""
-    draws, counts = np.random.default_rng(round_), report.class_counts
+    draws, counts = np.random.default_rng(round_), report.held
     results = []
     for client, held in enumerate(counts):
         total = held + 1
