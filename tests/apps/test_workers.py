@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -18,6 +17,7 @@ from fedapps.wire import grid as grid_module
 from fedapps.wire import worker_grid
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
+from tests.support.clock import passing
 from tests.support.killed import differences
 from tests.support.marks import THOROUGH, WORKERS
 
@@ -57,16 +57,12 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
     messages, timeout, waits, monkeypatch
 ):
     """A pull for each of them waits, but all together no longer than one that is alone."""
-    now, waited = [0.0], []
+    clock, waited = passing(monkeypatch, worker_grid, grid_module), []
 
     def wait(channels, seconds):
-        now[0] += seconds
+        clock.now += seconds
         waited.append(seconds)
         return []
-
-    def sleep(seconds):
-        assert seconds <= 1.0
-        now[0] += seconds
 
     class Mute:
         channel = None
@@ -74,9 +70,6 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
         def __init__(self, *_):
             self.ask = lambda place: None
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    for module in (worker_grid, grid_module):
-        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(worker_grid, "wait", wait)
     monkeypatch.setattr(worker_grid, "Fork", Mute)
     monkeypatch.setattr(worker_grid, "end", list)
@@ -84,7 +77,7 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
     sent = [Message(RecordDict(), node + 1, "train") for node in range(messages)]
     assert [*grid.send_and_receive(sent, timeout=timeout)] == []
     assert [seconds for seconds in waited if seconds] == waits
-    assert timeout < now[0] <= timeout + 1.0
+    assert timeout < clock.now <= timeout + 1.0 and max(clock.slept) <= 1.0
 
 
 @pytest.mark.parametrize("workers", [THOROUGH(2), 3])

@@ -22,6 +22,7 @@ from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.replies import unpack_reply
 from tests.support import ROOT
+from tests.support.clock import passing
 from tests.support.marks import FULL, FULL_DISK
 
 # As Flower 1.41 gives it to the server when a process of Ray's was killed.
@@ -120,9 +121,7 @@ def test_a_long_wait_is_told_whenever_it_has_doubled(monkeypatch, capsys):
         def pull_messages(self, ids):
             return []
 
-    now = [0.0]
-    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 0.5))
+    passing(monkeypatch, nodes)
     registry = NodeRegistry(StreamingGrid(Empty()), 2, timeout=100.0)
     with pytest.raises(RunError, match=r"^0 of 2 SuperNodes .* after 100 s \(round-timeout\)"):
         registry.wait_for_nodes()

@@ -19,6 +19,7 @@ from fedapps.compare import sweep as sweep_
 from fedapps.compare.grid import Point
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
+from tests.support.clock import passing
 
 pytestmark = pytest.mark.slow
 
@@ -274,8 +275,7 @@ def test_the_comparison_of_another_sweep_in_the_same_folder_stays(whole, sweep, 
 @pytest.fixture
 def told(tmp_path, monkeypatch, capsys):
     """Two runs, `a` and `b`, of ten rounds, which begin at second 0; `put` writes a table."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(progress, "time", clock)
+    clock = passing(monkeypatch, progress)
     todo = [Point(name, {"num-rounds": 10, "seed": name}) for name in ("a", "b")]
 
     def put(name, rounds, head="round", value="1"):

@@ -15,26 +15,21 @@ from fedapps.core import config
 from fedapps.device import waiting
 from fedapps.wire.serial_grid import SerialGrid
 from tests.deploy.helpers import PATIENCE, flower
+from tests.support.clock import passing
 
 PULLS = dict(inflatable_utils.pull_objects.__kwdefaults__)
 
 
 @pytest.fixture
-def passing(monkeypatch):
-    """A clock that only sleep and the test advance; `slept` are the pauses."""
-
-    def sleep(seconds):
-        own.slept.append(seconds)
-        own.now += seconds
-
-    own = SimpleNamespace(now=1000.0, slept=[], monotonic=lambda: own.now, sleep=sleep)
-    monkeypatch.setattr(waiting, "time", own)
-    return own
+def clock(monkeypatch):
+    clock = passing(monkeypatch, waiting)
+    clock.now = 1000.0
+    return clock
 
 
-def test_a_supernode_looks_again_after_a_tenth_of_its_wait(passing):
-    polling, slept = waiting.PollingPause(), passing.slept
-    while passing.now < 1100.0:  # an idle device ends up with Flower's pause
+def test_a_supernode_looks_again_after_a_tenth_of_its_wait(clock):
+    polling, slept = waiting.PollingPause(), clock.slept
+    while clock.now < 1100.0:  # an idle device ends up with Flower's pause
         polling.sleep(3.0)
     assert slept[:10] == [waiting.SHORTEST] * 10 and slept[-5:] == [3.0] * 5
     assert len(slept) < 100.0 / 3.0 + 65  # the price: some 60 more questions, once
@@ -46,41 +41,41 @@ def test_a_supernode_looks_again_after_a_tenth_of_its_wait(passing):
     assert slept[-1] == 0.5
 
 
-def test_a_new_wait_begins_when_a_message_has_been_answered(passing):
+def test_a_new_wait_begins_when_a_message_has_been_answered(clock):
     answered = [0.0]
     polling = waiting.PollingPause(lambda: answered[0])
-    while passing.now < 1020.0:
+    while clock.now < 1020.0:
         polling.sleep(3.0)
-    answered[0] = passing.now - 0.1
+    answered[0] = clock.now - 0.1
     polling.sleep(3.0)
-    assert passing.slept[-2] > 1.5 and passing.slept[-1] == waiting.SHORTEST
+    assert clock.slept[-2] > 1.5 and clock.slept[-1] == waiting.SHORTEST
 
 
-def test_asking_takes_a_supernode_a_tenth_of_its_time_at_most(passing):
+def test_asking_takes_a_supernode_a_tenth_of_its_time_at_most(clock):
     polling = waiting.PollingPause()
     polling.sleep(3.0)
     for asking in (0.0, 0.02, 0.2, 1.0):
-        passing.now += asking
+        clock.now += asking
         polling.sleep(3.0)
-    assert passing.slept == pytest.approx([*[waiting.SHORTEST] * 2, 0.18, 1.8, 3.0])
+    assert clock.slept == pytest.approx([*[waiting.SHORTEST] * 2, 0.18, 1.8, 3.0])
 
 
-def test_next_to_no_pause_is_made_if_the_superlink_has_waited(passing):
+def test_next_to_no_pause_is_made_if_the_superlink_has_waited(clock):
     preference = waiting.Preference()
     polling = waiting.PollingPause(preference=preference)
     for preference.applied in (True, True, False, True):
-        passing.now += 3.0  # until the SuperLink has answered
+        clock.now += 3.0  # until the SuperLink has answered
         polling.sleep(3)
-    assert passing.slept == [waiting.SHORTEST, waiting.SHORTEST, 3, waiting.SHORTEST]
+    assert clock.slept == [waiting.SHORTEST, waiting.SHORTEST, 3, waiting.SHORTEST]
     for _ in range(60):  # it says that it waits, but does not
         polling.sleep(3)
-    assert passing.slept[-1] == 3
-    passing.now += 4.0
+    assert clock.slept[-1] == 3
+    clock.now += 4.0
     polling.sleep(0.5)
     polling.sleep(0.5)
-    passing.now += 4.0
+    clock.now += 4.0
     polling.sleep(0.5)  # of the app's reply the SuperLink knows nothing
-    assert passing.slept[-1] == 0.5
+    assert clock.slept[-1] == 0.5
 
 
 @pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])

@@ -28,6 +28,7 @@ from fedapps.tasks import CLASSIFICATION
 from fedapps.tasks.classification import Classification
 from fedapps.wire import contacts
 from tests.support.browser import WIDTHS, measured
+from tests.support.clock import passing
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
 
 FIGURES = {
@@ -286,23 +287,22 @@ def test_the_page_names_the_samples_that_were_scored(folder, tmp_path):
 
 @pytest.mark.parametrize("cost", [0.01, 0.3, 4.0])
 def test_page_costs_less_than_a_hundredth_of_a_run(tmp_path, monkeypatch, cost):
-    now, written = [0.0], []
+    clock, written = passing(monkeypatch, page), []
 
     def write(*_):
-        written.append(now[0])
-        now[0] += cost
+        written.append(clock.now)
+        clock.now += cost
 
-    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(page, "write", write)
     live = page.LivePage(tmp_path)
     for _ in range(20_000):
-        now[0] += 0.1
+        clock.now += 0.1
         if live.is_due():
             live.write(1.0)
     assert written[0] == pytest.approx(page.FIRST)
-    expected = 1 + (now[0] - page.FIRST) // (cost * (1 + page.SHARE) + 0.1)
+    expected = 1 + (clock.now - page.FIRST) // (cost * (1 + page.SHARE) + 0.1)
     assert len(written) >= expected
-    assert (len(written) - 1) * cost / (now[0] - written[0]) < 0.01
+    assert (len(written) - 1) * cost / (clock.now - written[0]) < 0.01
 
 
 def test_the_command_writes_it_again(folder, tmp_path, capsys):

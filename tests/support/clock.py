@@ -21,6 +21,28 @@ def until(condition):
         time.sleep(0.005)
 
 
+class Passing:
+    """Time in seconds, which passes in `sleep` and where a test adds to `now`; `slept`: pauses."""
+
+    def __init__(self):
+        self.now, self.slept = 0.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+def passing(monkeypatch, *modules):
+    """Let time pass only in the `time.sleep` of these modules; return the clock."""
+    clock = Passing()
+    for module in modules:
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
 class Clock:
     """A clock in seconds, and queues whose waits end by it.
 

@@ -1,6 +1,5 @@
 """What devices say about themselves: checked, kept in devices.json, and warned of."""
 
-import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.health import DAY, Clock, Health
 from fedapps.wire.hello import Hello, pack_greeting, pack_hello, unpack_hello
 from fedapps.wire.nodes import NodeRegistry
+from tests.support.clock import passing
 from tests.support.fake_grid import FakeGrid, error, said
 from tests.support.tls import make_tls
 
@@ -338,10 +338,7 @@ def test_a_broken_file_is_as_good_as_none(server):
 
 def test_the_registry_tells_of_answers_and_asks_again_after_a_while(tmp_path, monkeypatch):
     """It asks for the health of a device anew once `REFRESH` seconds have passed."""
-    times = itertools.count(0.0, nodes.REFRESH / 2)
-    now = SimpleNamespace(value=0.0)
-    clock = SimpleNamespace(monotonic=lambda: now.value, sleep=lambda _: None)
-    monkeypatch.setattr(nodes, "time", clock)
+    clock = passing(monkeypatch, nodes)
     values = msgspec.to_builtins(about(NOW))
 
     def owner(by_node):
@@ -354,9 +351,9 @@ def test_the_registry_tells_of_answers_and_asks_again_after_a_while(tmp_path, mo
     registry.lookout = Lookout(tmp_path)
     greeted = []
     for _ in range(5):
-        now.value = next(times)
         registry.wait_for_nodes()
         greeted.append(len(grid.pushed))
+        clock.now += nodes.REFRESH / 2
     assert greeted == [1, 1, 1, 2, 2], "after more than REFRESH, not before"
     (found,) = json.loads((tmp_path / contacts.FILE).read_text())["devices"]
     assert (found["client"], found["node"], found["health"]) == (0, "1", values)

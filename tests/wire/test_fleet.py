@@ -38,6 +38,7 @@ from fedapps.wire.questions import (
     unpack_answers,
 )
 from fedapps.wire.requests import Request, RoundInfo, read_request
+from tests.support.clock import passing
 from tests.support.fake_grid import FakeGrid, echo, error, reply_to
 
 NONE = frozenset()
@@ -128,31 +129,17 @@ def test_replies_are_yielded_as_they_come_and_asked_for_no_more():
     assert grid.asked == [everything, everything - {"message 2"}, everything - {"message 2"}]
 
 
-class Passing:
-    """Time that goes by in sleep alone, and wherever a test adds to `now`."""
-
-    def __init__(self):
-        self.now, self.slept = 0.0, []
-
-    def sleep(self, seconds):
-        self.now += seconds
-        self.slept.append(seconds)
-
-
 @pytest.fixture
-def passing(monkeypatch):
-    clock = Passing()
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(time, "sleep", clock.sleep)
-    return clock
+def clock(monkeypatch):
+    return passing(monkeypatch, grid_module)
 
 
-def test_streaming_ends_after_the_timeout(passing):
+def test_streaming_ends_after_the_timeout(clock):
     grid = FakeGrid(polls=[[echo(1)]])
     replies = StreamingGrid(grid).send_and_receive(make_messages([1, 2]), timeout=0.105)
     assert [reply.metadata.src_node_id for reply in replies] == [1]
-    assert passing.slept == [0.01] * len(passing.slept)
-    assert passing.now == pytest.approx(0.11) and len(grid.asked) == 1 + 1 + 11  # after the reply
+    assert clock.slept == [0.01] * len(clock.slept)
+    assert clock.now == pytest.approx(0.11) and len(grid.asked) == 1 + 1 + 11  # after the reply
 
 
 def test_without_a_timeout_streaming_waits(monkeypatch):
@@ -191,11 +178,11 @@ def test_what_somebody_else_sent_with_a_reply_does_not_cost_it():
     assert [(r.metadata.src_node_id, r.has_error()) for r in replies] == [(1, False), (2, False)]
 
 
-def test_a_reply_that_takes_long_to_pull_does_not_cost_the_others_that_came_meanwhile(passing):
+def test_a_reply_that_takes_long_to_pull_does_not_cost_the_others_that_came_meanwhile(clock):
     class Stalling(FakeGrid):
         def pull_messages(self, message_ids):
             if message_ids == ["message 2"]:
-                passing.now += 0.2
+                clock.now += 0.2
             return super().pull_messages(message_ids)
 
     grid = Stalling(polls=[[], [echo(1), echo(2)]])
@@ -222,15 +209,15 @@ def test_nobody_replies_for_somebody_else():
     assert reply.metadata.reply_to_message_id == "message 2" and not reply.has_error()
 
 
-def test_asking_takes_a_tenth_of_the_time_at_most(passing):
+def test_asking_takes_a_tenth_of_the_time_at_most(clock):
     class Slow(FakeGrid):
         def pull_messages(self, message_ids):
-            passing.now += 0.01
+            clock.now += 0.01
             return super().pull_messages(message_ids)
 
     grid = Slow(polls=[[], [echo(node) for node in range(5)]])
     assert len(list(StreamingGrid(grid).send_and_receive(make_messages(range(5))))) == 5
-    assert passing.slept == [pytest.approx(0.45)]
+    assert clock.slept == [pytest.approx(0.45)]
 
 
 def make_update(client):

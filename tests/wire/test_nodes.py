@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from fedapps.wire.fleet import Fleet
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.hello import read_greeting
 from fedapps.wire.nodes import NodeRegistry
+from tests.support.clock import passing
 from tests.support.fake_grid import FakeGrid, error, said
 
 
@@ -30,10 +30,7 @@ def meet(grid, at_least=1, timeout=5.0):
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of the greetings, which runs only while nobody has anything to do."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr(nodes_module, "time", clock)
-    return clock
+    return passing(monkeypatch, nodes_module)
 
 
 def test_nodes_that_register_one_by_one_are_waited_for():
