@@ -1,7 +1,6 @@
 """Devices that come, go, restart, and are not heard of."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,11 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.engine import checkpoint
 from fedapps.method.update import replace
-from fedapps.wire.grid import StreamingGrid
-from fedapps.wire.nodes import NodeRegistry
+from fedapps.wire import grid as grid_module
+from fedapps.wire import nodes as nodes_module
 from fedapps.wire.serial_grid import DeviceGrid
-from tests.device.helpers import DEVICES, RUN, newest
+from tests.device.helpers import RUN, newest
+from tests.support.clock import passing
 from tests.support.marks import THOROUGH
 from tests.support.methods import needed
 
@@ -132,19 +132,6 @@ def test_devices_that_do_not_train_are_not_enough_to_begin(flat_config, nodes):
         run_changing(flat, nodes, [[1, 2]])
 
 
-def test_too_few_devices_are_waited_for_with_a_line(flat_config, nodes, monkeypatch, capsys):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("fedapps.wire.nodes.time.monotonic", lambda: clock.now)
-    monkeypatch.setattr(
-        "fedapps.wire.nodes.time.sleep", lambda s: setattr(clock, "now", clock.now + 2)
-    )
-    grid = DeviceGrid(client_app.app, flat_config(RUN), nodes)
-    grid.get_node_ids = lambda: [1, 2] if clock.now > 10 else [1]
-    fleet = NodeRegistry(StreamingGrid(grid), 2, 60.0, DEVICES, simulated=False).wait_for_nodes()
-    assert list(fleet.bound) == [0, 1]
-    assert capsys.readouterr().out.count("waiting for 1 SuperNode: 1 of 2 are ready") == 1
-
-
 class GrowingGrid(DeviceGrid):
     """Devices whose training data become others just before the first message of a kind."""
 
@@ -238,7 +225,8 @@ def test_a_lost_device_costs_its_client_only(
     flat_config, no_plots, nodes, read_csv, read_rounds, monkeypatch
 ):
     monkeypatch.setattr(DeafGrid, "deaf", {("train", 2)})
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1 round-timeout=1.0')
+    passing(monkeypatch, grid_module, nodes_module)
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1')
     folder = run_on(DeafGrid(client_app.app, flat, nodes), flat)
     (event,) = read_csv(folder, "events.csv")
     assert (event["client"], event["detail"]) == ("1", "no reply in time")
@@ -248,9 +236,10 @@ def test_a_lost_device_costs_its_client_only(
 def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_model, monkeypatch):
     """One device may be all that a round asks; a failing one must not end the run."""
     folders = []
+    passing(monkeypatch, grid_module, nodes_module)
     for deaf, rounds_ in (("2", 2), ("none", 1)):
         monkeypatch.setattr(DeafGrid, "deaf", {deaf})
-        options = f'strategy="fedper" num-rounds={rounds_} client-state="reset" round-timeout=0.5'
+        options = f'strategy="fedper" num-rounds={rounds_} client-state="reset"'
         options += f' run-name="r{rounds_}"'
         flat = flat_config(RUN, options)
         folders.append(run_on(DeafGrid(client_app.app, flat, nodes), flat))
@@ -282,8 +271,8 @@ def test_a_device_that_is_too_slow_for_a_round_works_for_no_other_meanwhile(
     flat_config, no_plots, nodes, read_csv, monkeypatch
 ):
     """Round 3 begins without it, too: its answer comes only then."""
-    monkeypatch.setattr("fedapps.wire.nodes.BUSY_WAIT", 0.1)
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 evaluate-every=0 round-timeout=1.0')
+    passing(monkeypatch, grid_module, nodes_module)
+    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 evaluate-every=0')
     grid = SlowGrid(client_app.app, flat, nodes)
     rows = read_csv(folder := run_on(grid, flat), "rounds.csv")
     assert [(row["clients"], row["failures"]) for row in rows] == [
