@@ -1,12 +1,14 @@
 """The command `ready` of a node-config: a device works only while it ends with status 0."""
 
+import subprocess
+
 import psutil
 import pytest
 
 from fedapps.core.errors import RunError
 from fedapps.device import readiness
 from fedapps.device.readiness import DeclinedError
-from tests.support.clock import until
+from tests.support.clock import PATIENCE, until
 
 
 def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
@@ -41,13 +43,13 @@ def test_a_run_in_which_all_decline_ends(nodes, device_run):
         device_run("num-rounds=9")
 
 
-@pytest.mark.parametrize(("command", "reason"), [
-    ("sh -c 'exit 3'", "ends with status 3"),
-    ("sleep 60", "takes more than 0.1 s"),
-    ("/gone/since/the/start", "cannot be run"),
+@pytest.mark.parametrize(("command", "seconds", "reason"), [
+    ("sh -c 'exit 3'", PATIENCE, "ends with status 3"),
+    ("sleep 600", 0.1, "takes more than 0.1 s"),
+    ("/gone/since/the/start", PATIENCE, "cannot be run"),
 ])  # fmt: skip
-def test_every_other_end_says_no(command, reason, monkeypatch):
-    monkeypatch.setattr(readiness, "SECONDS", 0.1)
+def test_every_other_end_says_no(command, seconds, reason, monkeypatch):
+    monkeypatch.setattr(readiness, "SECONDS", seconds)
     with pytest.raises(DeclinedError, match=f"^declined: its ready command {reason}$"):
         readiness.check(command)
 
@@ -58,8 +60,16 @@ def test_the_command_gets_its_words_as_from_a_shell(tmp_path):
 
 
 def test_what_a_command_has_started_ends_with_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(readiness, "SECONDS", 1.0)
-    with pytest.raises(DeclinedError, match="takes more than 1 s"):
-        readiness.check(f"sh -c 'sleep 600 & echo $! > {tmp_path}/child; wait'")
-    child = psutil.Process(int((tmp_path / "child").read_text()))
+    started, wait = tmp_path / "child", subprocess.Popen.wait
+
+    def too_long(process, timeout=None):
+        if timeout is None:
+            return wait(process)
+        until(lambda: started.exists() and started.read_text().endswith("\n"))
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", too_long)
+    with pytest.raises(DeclinedError, match="takes more than 10 s"):
+        readiness.check(f"sh -c 'sleep 600 & echo $! > {started}; wait'")
+    child = psutil.Process(int(started.read_text()))
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
