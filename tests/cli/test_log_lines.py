@@ -1,5 +1,6 @@
 """Lines that a run prints: those that tell something, once, and none that does not."""
 
+import ast
 import io
 import logging
 import os
@@ -89,10 +90,16 @@ def test_lines_of_flower_that_tell_nothing_are_left_out(shown, text, stays):
     assert shown(text) == stays
 
 
-def test_both_apps_keep_such_lines_out():
+@pytest.mark.parametrize("app", ["server_app", "client_app"])
+def test_both_apps_keep_such_lines_out(app):
     """`quiet` works when it is imported, which both modules do before all else."""
+    tree = ast.parse((ROOT / "fedapps" / f"{app}.py").read_text("utf-8"))
+    first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    assert ast.unparse(first) == "import fedapps.core.quiet"
+
+
+def test_such_lines_are_kept_out_of_a_process_that_imports_quiet():
     assert any(isinstance(f, quiet._Telling) for f in logging.getLogger("flwr").filters)
-    assert [name for name in sys.modules if name in ("fedapps.server_app", "fedapps.client_app")]
     with warnings.catch_warnings(record=True) as seen:
         warnings.filterwarnings("ignore", quiet._OF_RAY, FutureWarning)
         warnings.warn("Tip: In future versions of Ray, Ray will no longer", FutureWarning, 1)
