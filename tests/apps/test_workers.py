@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedapps.core import config, registry
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.engine.failed_clients import ClientError
 from fedapps.serial import run_serial
@@ -18,6 +18,7 @@ from fedapps.wire import worker_grid
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
 from tests.support.clock import passing
+from tests.support.fits import hooked
 from tests.support.killed import differences
 from tests.support.marks import THOROUGH, WORKERS
 
@@ -34,19 +35,16 @@ def run(serial_run, tiny_npz):
 @pytest.fixture
 def clients(monkeypatch):
     """Return let(act): `act(client, round)` is called in workers before each training."""
-    original, tests = registry.client_class, os.getpid()
+    tests = os.getpid()
 
     def let(act):
-        def client_class(name):
-            class Acting(original(name)):
-                def before_training(self, plan):
-                    assert os.getpid() != tests, "a client of this test has to be in a worker"
-                    act(self.client, plan.round)
-                    return super().before_training(plan)
+        def before_training(client, own, plan):
+            assert os.getpid() != tests, "a client of this test has to be in a worker"
+            act(client.client, plan.round)
+            return own(plan)
 
-            return Acting
-
-        monkeypatch.setattr(registry, "client_class", client_class)
+        for method in ("fedavg", "fedper"):
+            hooked(monkeypatch, method, "before_training", before_training)
 
     return let
 

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from fedapps import client_app
-from fedapps.core import registry
 from fedapps.engine.failed_clients import MOST_BYTES, ClientError, raising, record
 from fedapps.serial import main, run_serial
+from tests.support.fits import hooked
 
 ONE = 'strategy="fedavg" num-rounds=2 fraction-train=1.0 num-clients=3'
 
@@ -15,18 +15,13 @@ ONE = 'strategy="fedavg" num-rounds=2 fraction-train=1.0 num-clients=3'
 @pytest.fixture
 def unlucky(monkeypatch):
     """Client 1 raises in every training."""
-    original = registry.client_class
 
-    def client_class(name):
-        class Unlucky(original(name)):
-            def before_training(self, plan):
-                if self.client == 1:
-                    raise ValueError("no luck")
-                return super().before_training(plan)
+    def before_training(client, own, plan):
+        if client.client == 1:
+            raise ValueError("no luck")
+        return own(plan)
 
-        return Unlucky
-
-    monkeypatch.setattr(registry, "client_class", client_class)
+    hooked(monkeypatch, "fedavg", "before_training", before_training)
 
 
 def test_a_serial_run_ends_with_the_clients_own_error(flat_config, no_plots, unlucky):

@@ -15,6 +15,7 @@ from fedapps.engine import failed_clients
 from fedapps.engine.failures import FailureCounts
 from fedapps.method import Costs, replace
 from fedapps.method.update import Failure
+from tests.support.fits import hooked
 
 
 def judge_of(settings, counts):
@@ -202,26 +203,6 @@ def test_what_a_method_sends_beside_a_finite_model_is_no_diverged_training(
         serial_run(keys, keep_going=False)  # as at any other mistake in a method
 
 
-@pytest.fixture
-def diverging(monkeypatch):
-    """Let the training of the given clients diverge, in all runs of the test."""
-
-    def diverge(*clients):
-        original = registry.client_class
-
-        def client_class(name):
-            class Diverging(original(name)):
-                def loss(self, logits, labels):
-                    value = super().loss(logits, labels)
-                    return value * float("nan") if self.client in clients else value
-
-            return Diverging
-
-        monkeypatch.setattr(registry, "client_class", client_class)
-
-    return diverge
-
-
 @pytest.mark.parametrize("keys, told", [
     ('strategy="fedavg" finetune-lr=0.01', ("personalization", "finetune-lr than 0.01")),
     ('strategy="fedrep" lr=0.02 finetune-lr=0.01', ("personalization", "lr than 0.02")),
@@ -233,16 +214,8 @@ def test_the_rate_that_counts_is_named_where_a_model_diverged(
     keys, told, serial_run, monkeypatch, caplog, read_csv
 ):
     """That of the stages, if there are any; else it is the model as received that diverged."""
-    original = registry.client_class
-
-    def client_class(name):
-        class Diverged(original(name)):
-            def predict(self, inputs):
-                return super().predict(inputs) * float("nan")
-
-        return Diverged
-
-    monkeypatch.setattr(registry, "client_class", client_class)
+    method = keys.split('"')[1]
+    hooked(monkeypatch, method, "predict", lambda client, own, inputs: own(inputs) * float("nan"))
     folder = serial_run("num-clients=2 fraction-train=1.0 num-rounds=2", keys)
     what, rate = told
     (line,) = (line for line in caplog.messages if "diverged, client" in line)
@@ -251,9 +224,13 @@ def test_the_rate_that_counts_is_named_where_a_model_diverged(
     assert [row["detail"] for row in rows[:2]] == [f"the {what}"] * 2
 
 
-def test_a_resumed_run_goes_on_counting_failures(serial_run, diverging):
+def test_a_resumed_run_goes_on_counting_failures(serial_run, monkeypatch):
     """Two rounds before the run was extended and one after it are three in a row."""
-    diverging(0, 1)
+
+    def loss(client, own, logits, labels):
+        return own(logits, labels) * (float("nan") if client.client in (0, 1) else 1.0)
+
+    hooked(monkeypatch, "fedavg", "loss", loss)
     these = 'strategy="fedavg" num-clients=3 min-samples=2 fraction-train=1.0'
     folder = serial_run(these, "num-rounds=2")
     with pytest.raises(RunError, match=r"round 3: training diverged at 2 of 3 clients, .* 3 round"):

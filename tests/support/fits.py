@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from fedapps import client_app
+from fedapps.core import registry
 
 
 @contextmanager
@@ -41,3 +43,10 @@ def fail_fits(patch: pytest.MonkeyPatch, lost: Callable[[int, int], bool]) -> No
         return fit(space, request, store)
 
     patch.setattr(client_app, "_fit", fail)
+
+
+def hooked(patch: pytest.MonkeyPatch, method: str, name: str, hook: Callable) -> None:
+    """Let a method's clients call `hook(client, own, ...)` in place of their `own` hook."""
+    cls = registry.client_class(method)
+    own = getattr(cls, name)
+    patch.setattr(cls, name, lambda client, *more: hook(client, partial(own, client), *more))

@@ -16,6 +16,7 @@ from fedapps.split.strategy import SplitStrategy
 from fedapps.tasks import TASKS
 from fedapps.training.workspace import Workspace
 from tests.support import kinds
+from tests.support.fits import hooked
 from tests.support.methods import each_method, moves
 
 SHORT = "num-rounds=2 fraction-train=1.0 local-epochs=2 finetune-epochs=1 pfedme.local-rounds=2"
@@ -138,22 +139,18 @@ def diverging(tmp_path, serial_run, monkeypatch):
         'evaluate-on="validation" validation-fraction=0.3 keep-best=true',
     )
     table = pd.read_csv(serial_run(*keys) / "clients.csv")
-    original = registry.client_class
 
     def run(where):
-        def client_class(name):
-            class Diverging(original(name)):
-                def personalize(self, plan):
-                    done = super().personalize(plan)
-                    if (plan.round, self.client) in where:
-                        for values in self.model.parameters():
-                            values.data.fill_(np.nan)
-                    return done
+        def personalize(client, own, plan):
+            done = own(plan)
+            if (plan.round, client.client) in where:
+                for values in client.model.parameters():
+                    values.data.fill_(np.nan)
+            return done
 
-            return Diverging
-
-        monkeypatch.setattr(registry, "client_class", client_class)
-        folder = serial_run(*keys)
+        with monkeypatch.context() as patch:
+            hooked(patch, "fedavg", "personalize", personalize)
+            folder = serial_run(*keys)
         best = checkpoint.load(folder).progress.best
         assert FinishedRun.open(folder / "best").round == best.round
         return folder, best
