@@ -147,7 +147,8 @@ def test_runs_with_other_personal_layers_have_states_of_their_own(method, flat_c
 
 def test_nobody_else_may_enter_the_state_folder(device_run, nodes):
     state = Path(nodes[0]["state-dir"])
-    state.mkdir(mode=0o755)
+    state.mkdir()
+    state.chmod(0o755)  # whatever the umask is
     device_run('strategy="fedper" num-rounds=1')
     for folder in (state, *state.glob("*/")):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
