@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedapps import cli, models, server_app
-from fedapps.core import config, keys, project, registry
+from fedapps.core import config, project, registry
 from fedapps.launcher import superlink
 from fedapps.launcher.inputs import refusal
 from fedapps.launcher.superlink import SuperLink
@@ -143,11 +143,6 @@ def test_methods_come_in_markdown_too(capsys):
     assert head == "| method | citation | exchanged | keys |" and rule == "|---|---|---|---|"
     assert [row.split()[1] for row in rows] == list(registry.names())
     assert {row.count("|") for row in rows} == {5}
-
-
-def test_keys_come_in_markdown_as_their_page_has_them(capsys):
-    assert cli.main(["keys", "--markdown"]) == 0
-    assert capsys.readouterr().out.splitlines() == [*keys.markdown()]
 
 
 def test_serial_takes_both_options_and_ends_with_the_run_directory(options, no_plots, capsys):
