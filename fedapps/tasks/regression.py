@@ -119,7 +119,7 @@ class Regression(Task):
             total = counts[name][0]
             if total > values * LARGEST**2 or 0 < total < SMALLEST**2:
                 raise ValueError(f"{name} = {total:g}: no float32 numbers give it")
-        if absolute**2 > squared * values * (1 + ROUNDING):
+        if absolute > math.sqrt(squared * values * (1 + ROUNDING)):  # no square is infinite
             raise ValueError(f"absolute = {absolute:g}: too large for squared = {squared:g}")
         if absolute**2 * (1 + ROUNDING) < squared:
             raise ValueError(f"absolute = {absolute:g}: too small for squared = {squared:g}")

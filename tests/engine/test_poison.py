@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ConfigRecord
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from fedapps.report.cells import csv_text
 from fedapps.tasks import CLASSIFICATION
 from fedapps.training.workspace import workspace
 from fedapps.wire.checks import invalid_values
+from tests.support import kinds
 from tests.support.fake_grid import alter_replies
 
 BAD = 2
@@ -328,9 +330,11 @@ def test_values_fit_exactly_if_they_are_within_the_limit(numbers, largest):
 
 
 @pytest.fixture(scope="module")
-def strategy(tmp_path_factory, tiny_npz):
-    folder = tmp_path_factory.mktemp("runs")
-    flat = config.parse([tiny_npz, RUN, "local-epochs=1", f'runs-dir="{folder}"'])
+def strategy(request, tmp_path_factory, tiny_npz):
+    """FedAvg on images, or on data of a kind of tests.support.kinds."""
+    folder, kind = tmp_path_factory.mktemp("runs"), getattr(request, "param", "")
+    samples = kinds.options(folder, kind) if kind else tiny_npz
+    flat = config.parse([samples, RUN, "local-epochs=1", f'runs-dir="{folder}"'])
     return registry.strategy_class("fedavg")(workspace(config.read(flat)))
 
 
@@ -373,15 +377,30 @@ def evaluations(draw, strategy):
         right = [one for one, other in zip(labels, found, strict=True) if one == other]
         for name, of in (("total", labels), ("right", right), ("predicted", found)):
             counts[f"{when}_{name}"] = by_class(of)
+    return counts | draw(others(strategy))
+
+
+@st.composite
+def scored(draw, strategy):
+    """Figures of an evaluation that can be, of any task: what it counts of predictions."""
+    space, draws = strategy.workspace, torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    truth = torch.cat([space.samples(client, "test")[1] for client in range(4)])[:TESTED]
+    shape, counts = space.task.outputs(space.dataset.targets).shape, {}
+    for when in ("initial", "personalized"):
+        output = draw(st.sampled_from([0.1, 30.0])) * torch.randn(TESTED, *shape, generator=draws)
+        found = space.task.count(output, truth)
+        counts |= {f"{when}_{name}": values.tolist() for name, values in found.items()}
+    return counts | draw(others(strategy))
+
+
+@st.composite
+def others(draw, strategy):
+    """The figures of an evaluation that are not its counts."""
     names = ("loss", "samples", "batches", "skipped", "rejected", "macs", "cost_paper")
-    return (
-        counts
-        | {f"finetune_{name}": 0 for name in names}
-        | {
-            "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
-            "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
-        }
-    )
+    return {f"finetune_{name}": 0 for name in names} | {
+        "num_train": draw(st.integers(0, strategy.count(BAD, "train"))),
+        "loss": draw(st.one_of(st.floats(0), st.just(math.nan))),
+    }
 
 
 @st.composite
@@ -398,10 +417,15 @@ def spoilt(draw, figures):
 
 def moved(counts):
     """One of the counts is a little off, two of them by as much, or all are whatever comes."""
-    steps = st.tuples(st.integers(0, CLASSES - 1), st.sampled_from([-9, -1, 1, 9]))
+    if isinstance(counts[0], float):  # sums
+        factors = st.sampled_from([0.0, 0.5, 1 - 1e-9, 1 + 1e-9, 2.0, 1e30, 1e300, math.nan, -1.0])
+        return st.one_of(
+            factors.map(lambda f: [f * n for n in counts]), st.lists(st.floats(), min_size=1)
+        )
+    steps = st.tuples(st.integers(0, len(counts) - 1), st.sampled_from([-9, -1, 1, 9]))
     one = steps.map(lambda s: [n + s[1] * (i == s[0]) for i, n in enumerate(counts)])
     two = st.permutations(counts)
-    return st.one_of(one, one, two, st.lists(count, min_size=2, max_size=4))
+    return st.one_of(one, one, two, st.lists(count, min_size=1, max_size=4))
 
 
 def both_outcomes(figures, read, check):
@@ -473,6 +497,38 @@ def test_scores_that_pass_can_harm_no_mean(strategy, checks):
         return checks.scores(ClientUpdate(BAD, {}, TESTED, told))
 
     both_outcomes(evaluations(strategy), read, check)
+
+
+@pytest.mark.parametrize("strategy", ["regression", "tokens", "multilabel"], indirect=True)
+def test_so_it_is_with_the_counts_of_every_other_task(strategy, checks):
+    """Each metric is within its bounds, and finite, of this client and beside another one."""
+
+    def check(scores):
+        for name in scores.task.of_targets:
+            assert scores.before[name].tolist() == scores.after[name].tolist()
+        for metric in scores.task.metrics:
+            least, most = metric.bounds
+            alone = metric.of(scores.before), metric.of(scores.after)
+            values = *alone, metric.together([scores.before, scores.after])
+            assert all(v is None or (math.isfinite(v) and least <= v <= most) for v in values)
+
+    def read(told):
+        return checks.scores(ClientUpdate(BAD, {}, TESTED, told))
+
+    both_outcomes(scored(strategy), read, check)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("strategy", ["regression"], indirect=True)
+@pytest.mark.parametrize(("total", "why"), [
+    (math.nan, "is not finite: training diverged"), (math.inf, "is not finite: training diverged"),
+    (-1.0, "has -1: must be at least 0"), (1e300, r"= 1e\+300: too large for squared = 1"),
+])  # fmt: skip
+def test_a_sum_is_a_finite_number_that_is_not_below_zero(strategy, checks, total, why):
+    counts = {f"initial_{name}": [1.0] for name in ("absolute", "squared", "spread")}
+    told = counts | {"initial_values": [TESTED], "initial_absolute": [total]}
+    with pytest.raises(ValueError, match=f"^initial_absolute {why}$"):
+        checks.scores(ClientUpdate(BAD, {}, TESTED, told))
 
 
 def test_what_a_client_keeps_may_be_larger_than_what_it_may_send(serial_run):
