@@ -136,27 +136,6 @@ def test_who_diverges_fails_alone(serial_run, tiny_npz, break_fit, read_csv, rea
         assert sorted(path.name for path in (run / "clients").iterdir()) == ["1", "3"]
 
 
-@pytest.mark.parametrize(("kind", "key", "value"), [
-    ("train_round", "macs", None), ("train_round", "loss", [1.0, 2.0]),
-    ("evaluate_round", "initial_right", None),
-])  # fmt: skip
-def test_broken_metrics_cost_one(serial_run, tiny_npz, monkeypatch, read_csv, kind, key, value):
-    work = getattr(BaseClient, kind)
-
-    def broken(client, plan, received):
-        update = work(client, plan, received)
-        if client.client != 1:
-            return update
-        metrics = {k: v for k, v in (update.metrics | {key: value}).items() if v is not None}
-        return replace(update, metrics=metrics)
-
-    monkeypatch.setattr(BaseClient, kind, broken)
-    folder = serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg" num-rounds=1')
-    (event,) = read_csv(folder, "events.csv")
-    assert (event["client"], event["kind"]) == ("1", "failure")
-    assert key in event["detail"]
-
-
 def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit):
     def interrupt(client, plan, received, fit):
         raise KeyboardInterrupt

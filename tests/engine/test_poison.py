@@ -99,6 +99,8 @@ TRAIN = {
     "no sample": (figure(loss=1.0, samples=0), BROKEN + "a loss of 1 over 0"),
     "many": (figure(samples=2**40), BROKEN + f"samples = {2**40}: at most "),
     "negative": (figure(batches=-1), BROKEN + "Expected `int` >= 0"),
+    "no macs": (lambda content: content[METRICS].pop("macs"), BROKEN + "'macs'"),
+    "losses": (figure(loss=[1.0, 2.0]), BROKEN + "Expected `float`, got `array` - at `$.loss`"),
     "macs": (figure(macs=2**62), BROKEN + f"macs = {2**62}: at most "),
     "cost": (figure(cost_paper=2**62), BROKEN + f"cost_paper = {2**62}: "),
 }
@@ -201,6 +203,10 @@ EVALUATE = {
     "negative": (figure(initial_right=[-1, 0, 0]), BROKEN + "initial_right has -1: must be at l"),
     "NaN": (figure(initial_right=[math.nan] * 3), BROKEN + "Expected `int`, got `float`"),
     "length": (figure(initial_right=[0]), BROKEN + "initial_right must have 3 values"),
+    "none": (
+        lambda content: content[METRICS].pop("initial_right"),
+        BROKEN + "'initial_right'",
+    ),
     "unmatched": (unmatched, BROKEN + "initial_wrong = "),
     "other labels": (turned, BROKEN + "personalized_total differs from initial_total"),
     "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
