@@ -123,13 +123,12 @@ def test_a_dead_supernode_is_given_up(serial_run, tiny_npz, read_csv, read_round
     monkeypatch.setattr(serial_grid, "SerialGrid", Dying)
     start = time.monotonic()
     folder = serial_run(tiny_npz, RUN, num_supernodes=2)
-    took = time.monotonic() - start
+    assert time.monotonic() - start < SOON
     failures = [e for e in read_csv(folder, "events.csv") if e["kind"] == "failure"]
     assert failures
     assert all(BROKEN.match(e["detail"]) for e in failures)
     (row,) = read_rounds(folder)
     assert row["failures"] == len(failures) < row["clients"] == 3
-    assert 0.3 < took < SOON
 
 
 def test_a_supernode_that_never_starts_costs_join_timeout_in_each_round(
