@@ -9,6 +9,7 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report import directory, loggers, status
 from fedapps.serial import run_serial
+from tests.support.marks import extra
 
 BRIEF = 'strategy="fedper" num-clients=3 num-rounds=2 fraction-train=1.0'
 WHY = "2026-11-22: an extra that the tests do not install; passes where it is there"
@@ -33,7 +34,7 @@ def figures(read_rounds):
 
 
 def test_tensorboard_reads_the_rows_of_the_tables(logged, figures, read_csv):
-    pytest.importorskip("tensorboard", reason=WHY)
+    extra("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = logged("tensorboard")
