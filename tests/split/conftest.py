@@ -7,6 +7,7 @@ from fedapps import models
 from fedapps.core import config, registry
 from fedapps.models.blocks import of_images
 from tests.support.split_float64 import LR, MOMENTUM, double, four_linear, four_with_norm
+from tests.support.split_rounds import LONG
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def world(monkeypatch, flat_config, tiny_npz):
     def make(*run_config):
         base = (
             f'model="four-linear" fraction-train=1.0 lr={LR} momentum={MOMENTUM} '
-            "local-epochs=2 num-rounds=2 join-timeout=20.0 step-timeout=20.0"
+            f"local-epochs=2 num-rounds=2 join-timeout={LONG} step-timeout={LONG}"
         )
         settings = config.read(flat_config(tiny_npz, "alpha=0.3", base, *run_config))
         strategy = registry.strategy_class(settings.strategy)(double(settings))

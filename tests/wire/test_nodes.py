@@ -27,7 +27,7 @@ def meet(grid, at_least=1, timeout=5.0):
     return NodeRegistry(StreamingGrid(grid), at_least, timeout).wait_for_nodes()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """The clock of the greetings, which runs only while nobody has anything to do."""
     return passing(monkeypatch, nodes_module)
@@ -359,10 +359,11 @@ def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(clock):
     assert clock.now == pytest.approx(60, abs=1)
 
 
-def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
+def test_who_did_not_fit_is_asked_again_and_not_waited_for(clock, capsys):
     grid = FakeGrid(polls=[[owner(1, 0), owner(2, 7)], [], [owner(2, 1)]], nodes=[[1, 2]])
     registry = make_registry(grid)
     assert list(registry.wait_for_nodes().bound) == [0]
+    clock.now += 1
     assert list(registry.wait_for_nodes().bound) == [0]
     assert greeted(grid) == [1, 2, 2]
     assert list(registry.wait_for_nodes().bound) == [0, 1]
@@ -371,11 +372,12 @@ def test_who_did_not_fit_is_asked_again_and_not_waited_for(capsys):
     assert capsys.readouterr().out.count("left out") == 1
 
 
-def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys):
+def test_who_says_another_client_when_asked_again_does_not_take_its_place(clock, capsys):
     grid = FakeGrid(polls=[[owner(1, 0), owner(2, 1)], [owner(1, 1)]], nodes=[[1, 2]])
     registry = make_registry(grid)
     fleet = registry.wait_for_nodes()
     assert {client: bound.node for client, bound in fleet.bound.items()} == {0: 1, 1: 2}
+    clock.now += 1
     registry.recheck([0], fleet)
     registry.wait_for_nodes()
     fleet = registry.wait_for_nodes()
@@ -383,12 +385,13 @@ def test_who_says_another_client_when_asked_again_does_not_take_its_place(capsys
     assert "left out: SuperNode 1, client 1" in capsys.readouterr().out
 
 
-def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(capsys):
+def test_a_repaired_device_does_not_take_the_place_of_one_that_served_meanwhile(clock, capsys):
     polls = [[owner(1, 0, problem="no such file"), owner(2, 0)], [owner(1, 0)]]
     grid = FakeGrid(polls=polls, nodes=[[1, 2]])
     registry = make_registry(grid)
     for _ in range(3):
         assert registry.wait_for_nodes().bound[0].node == 2
+        clock.now += 1
     assert "client-id = 0 is also that of SuperNode 2; change one" in capsys.readouterr().out
 
 
@@ -401,10 +404,11 @@ def test_all_who_do_not_fit_are_named_but_not_endlessly():
     assert text.endswith("; 2 more")
 
 
-def test_who_could_not_be_reached_is_asked_again(capsys):
+def test_who_could_not_be_reached_is_asked_again(clock, capsys):
     grid = FakeGrid(polls=[[owner(1, 0), error(2)], [owner(2, 1)]], nodes=[[1, 2]])
     registry = make_registry(grid)
     assert list(registry.wait_for_nodes().bound) == [0]
+    clock.now += 1
     assert list(registry.wait_for_nodes().bound) == [0, 1]
     assert "left out: SuperNode 2: ?[2Jgone\n" in capsys.readouterr().out
 
@@ -452,18 +456,20 @@ def test_who_left_and_came_back_is_greeted_as_new():
     assert registry.wait_for_nodes().bound[1].samples["train"] == 9
 
 
-def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile(monkeypatch, tmp_path):
+def test_who_failed_is_asked_again_and_keeps_its_place_meanwhile(clock, monkeypatch, tmp_path):
     grid = FakeGrid(polls=[[owner(1, 0)], [], [owner(1, 0, train=9)]], nodes=[[1]])
     registry = make_registry(grid)
     registry.initial = SignedModel(b"a model")
     there = registry.wait_for_nodes()
+    clock.now += 1
     registry.recheck([0, 2], there)
     assert registry.wait_for_nodes() == there
     assert registry.wait_for_nodes().bound[0].samples["train"] == 9
     assert greeted(grid) == [1, 1]
     assert [*map(read_greeting, grid.pushed)] == 2 * [registry.initial]  # it may have lost it
     registry.lookout = Lookout(tmp_path)
-    monkeypatch.setattr(nodes_module, "REFRESH", -1.0)
+    monkeypatch.setattr(nodes_module, "REFRESH", 0.5)
+    clock.now += 1
     registry.wait_for_nodes()
     assert greeted(grid) == [1, 1, 1] and read_greeting(grid.pushed[-1]) is None
 
