@@ -158,6 +158,9 @@ def test_a_clients_samples_give_the_scores_of_the_run_again(run, here, kind):
         value = score(y, found.predict(client, x))
         assert value == pytest.approx(last[f"{name}_personalized"][client], rel=1e-5)
         parts += [(x, y), *(found.samples(client, which) for which in ("train", "validation"))]
+    if kind == "regression":
+        with pytest.raises(fedapps.RunError, match="this run gives no probabilities"):
+            found.predict_proba(0, x)
     assert len(parts[1][1]) > len(parts[0][1]) >= len(parts[2][1]) > 0
     with np.load(own.get("dataset", here / "mine.npz")) as data:
         for place, what in enumerate(("images", "labels") if not own else ("inputs", "targets")):

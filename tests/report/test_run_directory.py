@@ -168,6 +168,13 @@ def test_a_name_of_a_client_can_be_copied_from_a_mac(tmp_path):
     assert directory.client_of(tmp_path, "Bjo\u0308rn") == 1
 
 
+def test_where_the_data_name_nobody_a_client_is_a_number(tmp_path):
+    assert directory.client_of(tmp_path, "007") == 7
+    line = "--client anna: must be a number; the data of this run name no clients"
+    with pytest.raises(RunError, match=f"^{line}$"):
+        directory.client_of(tmp_path, "anna")
+
+
 @pytest.fixture
 def interrupted(monkeypatch, flat_config, tiny_npz):
     """Return run(interrupt): a run that calls `interrupt` in round 3, trained and not scored."""

@@ -16,6 +16,7 @@ from fedapps.report.page import run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.rows import ClientEval, means
 from fedapps.tasks import TASKS
+from tests.support import kinds
 from tests.support.made_runs import shown
 
 LEADS = ("accuracy", "balanced")
@@ -107,6 +108,15 @@ def test_runs_with_different_metrics_need_to_be_told_which_one_counts(serial_run
     told = f"accuracy leads in {run.name}, balanced leads in {other.name}"
     assert str(caught.value) == f"by which metric? {told}; choose one: --metric accuracy"
     assert fedapps.compare([run, other], metric="accuracy").notes
+
+
+def test_runs_of_different_tasks_are_not_compared(serial_run, tmp_path):
+    other, keys = kinds.options(tmp_path, "regression"), 'strategy="fedavg" num-rounds=1'
+    runs = serial_run(KEYS, "num-rounds=1"), serial_run(other, keys)
+    told = f"{runs[0].name} is a classification, {runs[1].name} is a regression"
+    with pytest.raises(RunError) as caught:
+        fedapps.compare(runs)
+    assert str(caught.value) == f"nothing to compare: {told}; compare runs of the same task"
 
 
 def test_a_run_goes_on_with_its_own_metric(serial_run):

@@ -153,6 +153,17 @@ def test_pictures_without_a_class_are_no_classes_train_and_test(tmp_path):
         load(str(tmp_path), "")
 
 
+@pytest.mark.parametrize(("places", "what"), [
+    (("train/cat/1.png", "cat/2.png"), "train or test"), (("cat/1.png", "zoe/cat/2.png"), "client"),
+])  # fmt: skip
+def test_a_file_whose_place_does_not_say_what_others_say_is_named(places, what, tmp_path):
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True)
+        Image.new("L", (2, 2)).save(tmp_path / place)
+    with pytest.raises(RunError, match=rf"^{tmp_path}/cat/.\.png: its place .* say which {what}$"):
+        load(str(tmp_path), "")
+
+
 @pytest.mark.parametrize("file", ["0.npz", ""])
 def test_a_pickle_is_refused_with_what_to_do(file, tmp_path):
     """As PFLlib saves its clients."""
@@ -264,6 +275,14 @@ def test_recordings_in_folders_of_classes_are_cut_into_windows(recordings, windo
     assert data.names == ("curl", "lift", "press")
     assert any("overlap" in line for line in data.told) == (0 < step < size)
     assert 'the inputs are columns="x,y,z"' in data.told
+
+
+def test_recordings_of_different_lengths_need_a_window(recordings):
+    folder, found = recordings
+    table = pd.DataFrame(found["p2", "lift"][:24], columns=[*"xyz"])
+    table.to_csv(folder / "p2" / "lift" / "1.csv", index=False)
+    with pytest.raises(RunError, match="files have different numbers of rows; set window=100 for"):
+        load(str(folder), "")
 
 
 def test_windows_of_rows_with_labels_have_one_label_and_one_client(tmp_path):
@@ -548,6 +567,13 @@ class TestMissing:
         same(data, INPUTS[left], ILL[left] == "yes", WHO[left])
         assert data.told[0] == "3 of 60 rows have missing values and are left out"
 
+    def test_if_no_row_is_left_the_column_with_most_gaps_is_named(self, frame, path):
+        frame.loc[: N - 3, "age"], frame.loc[N - 3 :, "sex"] = np.nan, np.nan
+        frame.to_csv(path, index=False)
+        line = "so none is left; most are missing in column age$"
+        with pytest.raises(RunError, match=f"m.csv: line 2: every row has a missing value, {line}"):
+            load(str(path), "", Form(client_column="who", missing="drop"))
+
     @pytest.mark.parametrize(("missing", "left", "told"), [
         ("drop", N - 5, "3 of 58 rows have missing values and are left out"),
         ("mean", N - 2, '3 of 58 rows have missing values; missing = "mean" fills 3 values'),
@@ -765,6 +791,7 @@ def test_an_unknown_category_may_be_left_empty_where_gaps_are_filled(tmp_path):
      "column note holds 101 different texts; sentences? to learn from these, set text-length"),
     ("bmi,ill\n" + "".join(f'"26,{day + 100}",no\n' for day in range(101)),
      "column bmi holds 101 different texts; a decimal comma? write 26.100, or 26100 if it marks"),
+    ("ill\nno\nyes\n", "t.csv: line 2: no column is left for the inputs"),
 ])  # fmt: skip
 def test_a_csv_that_is_not_regular(text, message, tmp_path):
     (tmp_path / "t.csv").write_text(text, "latin-1")
@@ -814,6 +841,7 @@ def test_a_window_to_predict_is_of_one_client(tmp_path):
     ("i.npz", Spec((3,)), "", "i.npz: int64 samples of shape [3]; the model takes floats [3]"),
     ("x.npz", Spec((4,)), "", "x.npz: float32 samples of shape [3]; the model takes [4]"),
     ("cat.png", image_spec((1, 5, 4)), "", "cat.png: 4x4 pixels; the run has 4x5"),
+    ("cat.png", image_spec((2, 4, 4)), "", "cat.png: a picture has 1 or 3 channels; the run has 2"),
     ("cat.png", Spec((3,)), "", "cat.png: must be an .npz with the array inputs or test_inputs"),
     ("t.csv", image_spec((1, 4, 4)), "", "test_images, or a picture, or a folder of such"),
     ("none", image_spec((1, 4, 4)), "", "none: holds no .png, .jpg, .jpeg files; give pictures"),
