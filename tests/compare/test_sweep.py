@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import time
 import tomllib
 from collections import Counter
 from itertools import product
@@ -19,7 +18,7 @@ from fedapps.compare import sweep as sweep_
 from fedapps.compare.grid import Point
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
-from tests.support.clock import passing
+from tests.support.clock import passing, until
 
 pytestmark = pytest.mark.slow
 
@@ -70,13 +69,12 @@ def untimed(table):
 
 def wait_until_free(folder):
     """Wait for the workers of a killed sweep: as forks of it they hold its folder until the end."""
-    limit = time.monotonic() + 60
-    while time.monotonic() < limit:
+
+    def is_free():
         with held(folder) as free:
-            if free:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"{folder} is still held")
+            return free
+
+    until(is_free, f"{folder} is still held")
 
 
 def begun(lines):

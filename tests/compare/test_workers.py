@@ -9,6 +9,7 @@ import pytest
 from fedapps.compare.workers import Worker, crew, stop
 from fedapps.core.errors import RunError
 from fedapps.serial import idle_workers
+from tests.support.clock import until
 from tests.support.killed import differences
 from tests.support.marks import WORKERS
 
@@ -45,8 +46,8 @@ def test_nothing_begins_in_a_worker_that_is_ended(tmp_path):
 
     with crew(1) as submit:
         late = submit(work)
-        while not workers:
-            assert not late.done()
+        until(lambda: workers or late.done())
+        assert not late.done()
     ended.set()
     with pytest.raises(RunError, match="stopped"):
         late.result(60)

@@ -3,6 +3,7 @@
 import csv
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 from safetensors.numpy import load_file
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file
 from fedapps.core import config
 from fedapps.serial import run_serial
 from tests.deploy.helpers import PATIENCE
+from tests.support.clock import until
 
 # The proxy keeps the body of every request of a device: all that ever leaves it.
 RECORD = "client_body_in_file_only on; "
@@ -92,11 +94,7 @@ def events(folder: Path) -> dict[int, str]:
     return {int(row["client"]): row["detail"] for row in rows}
 
 
-def wait_for(condition, what):
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start + PATIENCE, what
-        time.sleep(0.02)
+wait_for = partial(until, seconds=PATIENCE)
 
 
 def bodies(deployment, since):

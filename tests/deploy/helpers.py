@@ -9,13 +9,13 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 from deploy.deployment import free_port
 from tests.support import ROOT
+from tests.support.clock import until
 
 DEPLOY = ROOT / "deploy"
 CALL = "/v1/fleet/pull-messages"
@@ -116,13 +116,12 @@ def serve_proxy(folder, certificates, superlink):
 
 
 def wait_for_port(port, process):
-    end = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < end:
+    def is_served():
+        assert process.poll() is None, f"nothing serves port {port}; status {process.poll()}"
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"nothing serves port {port}; status {process.poll()}")
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(is_served, f"nothing serves port {port}", PATIENCE)
 
 
 def trusting(pki):

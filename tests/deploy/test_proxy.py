@@ -235,7 +235,4 @@ def test_a_new_certificate_is_taken_without_a_restart(pki, upstream, tmp_path):
         assert serves((folder / "server.crt").read_text())
         make("certificates.sh", folder, "superlink.example")
         running.process.send_signal(signal.SIGHUP)
-        end = time.monotonic() + PATIENCE
-        while not serves((folder / "server.crt").read_text()):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: serves((folder / "server.crt").read_text()), seconds=PATIENCE)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from flwr.supercore.run import RunNotRunningException
 from fedapps.device import answering, warm
 from tests.deploy.helpers import PATIENCE
 from tests.support import ROOT
+from tests.support.clock import until
 from tests.support.node import Node, fab_of
 
 # What a message finds in its process.
@@ -322,10 +322,7 @@ def test_a_message_ends_with_its_supernode(stays, tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(code)]
     supernode = subprocess.Popen(command, cwd=ROOT)
     try:
-        end = time.monotonic() + PATIENCE
-        while not blocked.exists():
-            assert supernode.poll() is None and time.monotonic() < end
-            threading.Event().wait(0.05)
+        until(lambda: blocked.exists() or supernode.poll() is not None, seconds=PATIENCE)
         process = psutil.Process(int(blocked.read_text()))
     finally:
         supernode.kill()

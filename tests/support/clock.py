@@ -13,11 +13,11 @@ from types import SimpleNamespace
 PATIENCE = 120.0  # seconds after which a test that waits for an event has failed
 
 
-def until(condition):
-    """Wait until something is true, and fail if it never is."""
-    deadline = time.monotonic() + PATIENCE
+def until(condition, told="waited in vain", seconds=PATIENCE):
+    """Wait until something is true, and fail with what is `told` if it never is."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, told
         time.sleep(0.005)
 
 
