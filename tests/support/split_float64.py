@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedapps.core import registry
 from fedapps.training.draw import Draw
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
-from tests.support.split_rounds import opened
+from tests.support.split_rounds import fit, opened
 
 LR, MOMENTUM, BATCH = 0.05, 0.9, 8
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -50,16 +49,6 @@ class _Doubles(RunData):
 def double(settings):
     """A workspace in float64."""
     return Workspace(settings, _Doubles(settings))
-
-
-def fit(strategy, plan, client):
-    """Run one client as the ClientApp would; return its update in float64."""
-    space = strategy.workspace
-    if plan.channel:
-        space = space.restricted(plan.stages[0].layers)
-    runner = registry.client_class(strategy.settings.strategy)(space, client, {})
-    arrays = strategy.download(plan.round, client, plan)
-    return runner.train_round(plan, arrays)
 
 
 def play(strategy, rounds=1):

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 import torch
 
+from fedapps.core import registry
 from fedapps.method.update import ClientUpdate
-from fedapps.split.client import Link, SplitClient
+from fedapps.split.client import Link
 from fedapps.split.connection import Connection
 from tests.support.clock import PATIENCE, until
 
@@ -38,11 +39,14 @@ def opened(strategy, round_):
 
 
 def fit(strategy, plan, client):
-    """Run a real client as the ClientApp would; return its update."""
+    """Run a client as the ClientApp would, with its numbers as they are; return its update."""
     torch.set_num_threads(1)
-    space = strategy.workspace.restricted(plan.stages[0].layers)
+    space = strategy.workspace
+    if plan.channel:
+        space = space.restricted(plan.stages[0].layers)
+    runner = registry.client_class(strategy.settings.strategy)(space, client, {})
     arrays = strategy.download(plan.round, client, plan)
-    return SplitClient(space, client, {}).train_round(plan, arrays)
+    return runner.train_round(plan, arrays)
 
 
 def play(strategy, misbehave=None, begin=None):
