@@ -671,13 +671,6 @@ def test_a_figure_out_of_its_range_is_refused(value):
         given([figure("toy", low=-2.0, high=3.0)], {"toy": value})
 
 
-def test_figures_that_cannot_be_columns_are_refused():
-    with pytest.raises(RunError, match=r"figure toy: after = \"nothing\": must be one of round, "):
-        columns.Columns(CLASSIFICATION, (figure("toy", after="nothing"),))
-    with pytest.raises(RunError, match=r"figure seconds: rounds\.csv has another column"):
-        columns.Columns(CLASSIFICATION, (figure("seconds"),))
-
-
 @pytest.mark.parametrize(("metrics", "figures", "told"), [
     (["accuracy", "accuracy_top5"], [],
      "metric accuracy_top5: columns that begin with accuracy_ are those of the metric accuracy"),
