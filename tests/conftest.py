@@ -62,6 +62,16 @@ def flower_identity():
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_home(tmp_path_factory):
+    """A home folder of the tests: they read and write none of the user's, but for caches."""
+    with pytest.MonkeyPatch.context() as patch:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        patch.setenv("XDG_CACHE_HOME", caches)  # such as fonts that matplotlib has found
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("own-home")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory):
     """Folder of data sets, shared by the tests of one process: `digits` has every third image."""

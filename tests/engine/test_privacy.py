@@ -670,7 +670,7 @@ def test_means_over_all_clients_are_not_private_and_a_run_says_so(mode, tmp_path
     """Values of bytes have constants; those of a table are scaled by what all clients have."""
     lines = [f"{k},{k % 7},{k % 2}" for k in range(60)]
     (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *lines]), "utf-8")
-    run = f'num-clients=3 model="mlp" dp.mode="{mode}" data-root="/tmp" min-samples=2'
+    run = f'num-clients=3 model="mlp" dp.mode="{mode}" min-samples=2'
 
     def told(*keys):
         return privacy.of_pooled_values(Workspace(config.read(config.parse([run, *keys]))))
@@ -694,7 +694,7 @@ def test_a_number_of_clients_that_the_data_say_is_not_private(mode, clients, tol
     images = np.zeros((60, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "own.npz", images=images, labels=people % 3, groups=people)
     run = f'dataset="{tmp_path}/own.npz" partitioner="natural" num-clients={clients} min-samples=2'
-    flat = config.parse([f'{run} model="mlp" dp.mode="{mode}" data-root="/tmp"'])
+    flat = config.parse([f'{run} model="mlp" dp.mode="{mode}"'])
     found = privacy.of_pooled_values(Workspace(config.read(flat)))
     lines = [line for line in found if "num-clients" in line]
     assert [line.partition(", as public")[0][-1] for line in lines] == ["6"] * told
@@ -709,7 +709,7 @@ def test_what_one_client_alone_can_add_to_the_model_is_named(tmp_path, tiny_npz)
         return f'dataset="{tmp_path / name}"'
 
     def space(*keys):
-        run = 'num-clients=3 dp.mode="central" data-root="/tmp" min-samples=2 partitioner="iid"'
+        run = 'num-clients=3 dp.mode="central" min-samples=2 partitioner="iid"'
         return Workspace(config.read(config.parse([run, 'model="mlp"', *keys])))
 
     def told(*keys):
@@ -741,7 +741,7 @@ def test_what_one_client_alone_can_add_to_the_model_is_named(tmp_path, tiny_npz)
 
 @cache
 def space_of(model, tiny):
-    flat = config.parse([tiny, 'num-clients=4 device="cpu"', f'model="{model}" data-root="/tmp"'])
+    flat = config.parse([tiny, 'num-clients=4 device="cpu"', f'model="{model}"'])
     return flat, Workspace(config.read(flat))
 
 
