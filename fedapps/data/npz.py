@@ -87,13 +87,6 @@ class Array:
         with reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
             return file[self.key]
 
-    def read(self, file: BufferedReader, first: int, out: np.ndarray) -> None:
-        """Fill `out` with the rows of a stored member that begin at row `first`."""
-        assert self.offset is not None
-        file.seek(self.offset + first * out[0].nbytes)
-        if file.readinto(out.data) != out.nbytes:
-            raise EOFError(f"{self.key} ends early")
-
 
 def held(path: Path, key: str, values: np.ndarray) -> Array:
     """Return values in memory as an array; errors name `path` and `key`."""
@@ -221,24 +214,28 @@ class Rows:
         array_of = np.searchsorted(self.starts, indices, side="right") - 1
         return array_of, indices - self.starts[array_of]
 
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """What can hold the values of all arrays: that of the first one if all have the same."""
+        first, *others = (array.dtype for array in self.arrays)
+        return first if all(other == first for other in others) else np.result_type(first, *others)
+
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Read rows `indices` (int64 [n]), [n, ...]: floats as float32, others as they are stored.
 
         Raises `RunError` for float values that are not finite.
         """
-        first = self.arrays[0]
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.starts[-1]:
-            raise IndexError(f"{first.path}: samples are 0..{self.starts[-1] - 1}")
-        out = np.empty((len(indices), *first.shape[1:]), first.dtype)
-        array_of, rows = self.places(indices)
-        self._fill(out, array_of, rows)
-        if out.dtype.kind != "f":
-            return out.astype(out.dtype.newbyteorder("="), copy=False)  # which PyTorch needs
-        stored, out = out, as_float32(out)
+            raise IndexError(f"{self.arrays[0].path}: samples are 0..{self.starts[-1] - 1}")
+        stored = self._stored(indices)
+        if stored.dtype.kind != "f":
+            return stored.astype(stored.dtype.newbyteorder("="), copy=False)  # for PyTorch
+        out = as_float32(stored)
         wrong = np.isinf(out) if self.gaps else ~np.isfinite(out)
         broken = np.flatnonzero(wrong.reshape(len(out), math.prod(out.shape[1:])).any(axis=1))
         if len(broken):
-            array, row = self.arrays[array_of[broken[0]]], rows[broken[0]]
+            number, row = self.places(indices[broken[0]])
+            array = self.arrays[number]
             cure = "" if self.gaps else f" (if it stands for a missing value, {CURE})"
             if array.key.endswith("images"):
                 cure = " (leave this image out, or set its pixels)"
@@ -247,33 +244,40 @@ class Rows:
 
     def checked(self) -> Iterator[np.ndarray]:
         """Yield all rows as `read` returns them, and refuses them, some megabytes at a time."""
-        first, size = self.arrays[0], int(self.starts[-1])
-        step = max(1, BLOCK // max(1, first.dtype.itemsize * math.prod(first.shape[1:])))
-        for begin in range(0, size, step):
-            yield self.read(np.arange(begin, min(begin + step, size)))
+        return map(self.read, self._ranges())
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all rows as they are stored, some megabytes at a time."""
-        for number, array in enumerate(self.arrays):
-            row = array.dtype.itemsize * math.prod(array.shape[1:])
-            step = max(1, BLOCK // max(1, row))
-            for first in range(0, array.shape[0], step):
-                rows = np.arange(first, min(first + step, array.shape[0]))
-                out = np.empty((len(rows), *array.shape[1:]), array.dtype)
-                self._fill(out, np.full(len(rows), number), rows)
-                yield out
+        return map(self._stored, self._ranges())
 
-    def _fill(self, out: np.ndarray, array_of: np.ndarray, rows: np.ndarray) -> None:
-        """Read rows into `out`: those in memory at once, in a file consecutive ones at once."""
-        in_file = np.array([array.offset is not None for array in self.arrays])
+    def _ranges(self) -> Iterator[np.ndarray]:
+        """Yield the numbers of all rows, of some megabytes at a time."""
+        size = int(self.starts[-1])
+        row = self.dtype.itemsize * math.prod(self.arrays[0].shape[1:])
+        step = max(1, BLOCK // max(1, row))
+        for begin in range(0, size, step):
+            yield np.arange(begin, min(begin + step, size))
+
+    def _stored(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows as they are stored: those in memory at once, consecutive ones of a file, too.
+
+        An array of another dtype than that of all is in memory.
+        """
+        out = np.empty((len(indices), *self.arrays[0].shape[1:]), self.dtype)
+        array_of, rows = self.places(indices)
+        in_file = np.array([a.offset is not None and a.dtype == out.dtype for a in self.arrays])
         for number in np.flatnonzero(~in_file):
             mine = np.flatnonzero(array_of == number)
             out[mine] = self.arrays[number].whole[rows[mine]].reshape(len(mine), *out.shape[1:])
         if not in_file[array_of].any():
-            return
+            return out
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
         path = self.arrays[0].path
         with reading(path), path.open("rb") as file:
             for first, last in pairwise([0, *ends.tolist(), len(rows)]):
                 if in_file[array_of[first]]:
-                    self.arrays[array_of[first]].read(file, int(rows[first]), out[first:last])
+                    array, part = self.arrays[array_of[first]], out[first:last]
+                    file.seek((array.offset or 0) + int(rows[first]) * out[0].nbytes)
+                    if file.readinto(part.data) != part.nbytes:
+                        raise EOFError(f"{array.key} ends early")
+        return out

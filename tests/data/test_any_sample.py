@@ -93,6 +93,29 @@ def test_arrays_that_do_not_fit_are_one_line(change, line, own):
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize(("one", "other"), [
+    ("f4", "f8"), ("f8", "f4"), ("f2", "f8"), ("<f4", ">f4"), ("i4", "i8"), ("i1", "i8"),
+    ("u2", "u8"), ("<i8", ">i8"),
+])  # fmt: skip
+def test_parts_may_have_numbers_of_different_sizes(save, one, other, tmp_path):
+    """None of the values is changed by the size, or the order of bytes, of another part's."""
+    floats = np.dtype(one).kind == "f"
+    values = np.random.default_rng(0).integers(0, 1000, (N + TEST, 5)) * (1 / 8 if floats else 1)
+    values[:N] %= 100
+    values[N] = 1e5 if floats else 60_000
+    inputs = {"train_inputs": values[:N].astype(one), "test_inputs": values[N:].astype(other)}
+    if one == "f8":
+        inputs["test_inputs"] /= 3
+    targets = {"train_targets": LABELS[:N], "test_targets": LABELS[N:]}
+    save(tmp_path / "own.npz", **inputs, **targets)
+    found, _ = load(str(tmp_path / "own.npz"), "").tensors(np.arange(N + TEST))
+    dtype = np.float32 if floats else np.int64
+    wanted = np.concatenate([part.astype(dtype) for part in inputs.values()])
+    assert found.dtype == torch.from_numpy(wanted).dtype
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
 @pytest.mark.parametrize("more", [{}, {"groups": np.arange(9)}])
 def test_arrays_of_other_names_are_told_the_shortest_that_would_do(more, tmp_path):
     """As from scikit-learn."""
@@ -227,6 +250,19 @@ class TestLargeOffsets:
         one, two = ("column x1", "column x2") if "csv" in path else ("[..., 1]", "[..., 2]")
         assert one in line and two in line
         assert "differ by 1.5 only" in line and "steps of 64, so they count as equal; sub" in line
+
+    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+    def test_columns_are_told_apart_in_either_order(self, save, tmp_path):
+        """A data frame's `to_numpy()` is in Fortran order."""
+        values = np.stack([self.Y, 1e9 + 3 * self.Y, 0.5 * self.Y, 0 * self.Y], 1) * 1.0
+        values[17, 2] = -9999
+        told = []
+        for order in "CF":
+            save(tmp_path / "t.npz", inputs=np.asarray(values, order=order), targets=self.Y)
+            told.append(load(str(tmp_path / "t.npz"), "").told)
+        assert any("inputs[..., 1]" in line for line in told[1])
+        assert any("inputs[17]: inputs[..., 2]" in line for line in told[1])
+        assert told[0] == told[1]
 
     def test_what_is_precise_enough_is_not_told(self, write):
         path = write(
