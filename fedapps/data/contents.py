@@ -9,22 +9,16 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
-from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, members, not_finite, samples
+from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, not_finite
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
 
-def open_npz(path: Path, missing: str = "refuse") -> Dataset:
-    """Open an .npz; headers and targets are checked, inputs are not read (`dataset_of`)."""
-    arrays = samples(path)
-    return dataset_of(path, arrays, members(path), missing)
-
-
 def dataset_of(
     path: Path, arrays: Mapping[str, Array], found: Iterable[str], missing: str
 ) -> Dataset:
-    """Return what arrays by key contain; `found` are the keys for messages.
+    """Return what arrays by key contain; `found` are the keys for messages. Inputs are not read.
 
     The highest label or token gives the number of classes or tokens. `val_*` is joined to the
     training set. Without parts (`inputs`, `targets`), all samples are training samples. If

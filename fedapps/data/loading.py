@@ -7,9 +7,10 @@ from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, stamp, write_npz, writing
 from fedapps.core.paths import absolute
 from fedapps.core.words import nearest, number
-from fedapps.data.contents import open_npz
+from fedapps.data.contents import dataset_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, is_own, open_own
+from fedapps.data.npz import members, samples
 from fedapps.data.sources import NAMES, SOURCES
 from fedapps.data.spec import Normalization
 
@@ -56,7 +57,8 @@ def _own(path: Path, form: Form) -> Dataset:
 
 
 def _named(name: str, path: Path) -> Dataset:
-    source, found = SOURCES[name], open_npz(path)
+    source = SOURCES[name]
+    found = dataset_of(path, samples(path), members(path), "refuse")
     if source.inputs:
         wanted, normalization = str(source.inputs), found.normalization
         fits = found.inputs == replace(source.inputs, choices=found.inputs.choices)

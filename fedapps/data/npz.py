@@ -69,17 +69,11 @@ class Array:
 
     def first(self, nbytes: int) -> np.ndarray:
         """Return the values at the beginning, at most `nbytes` bytes of them, as a flat array."""
-        if "whole" in vars(self):
-            return self.whole.ravel()[: nbytes // self.dtype.itemsize]
-        with (
-            reading(self.path),
-            zipfile.ZipFile(self.path) as archive,
-            archive.open(f"{self.key}.npy") as stream,
-        ):
-            _read_header(stream, self.key)
-            size = self.dtype.itemsize
-            data = stream.read(nbytes // size * size)
-        return np.frombuffer(data, self.dtype)
+        count = min(nbytes // self.dtype.itemsize, math.prod(self.shape))
+        if self.offset is None:
+            return self.whole.ravel()[:count]
+        with reading(self.path):
+            return np.fromfile(self.path, self.dtype, count, offset=self.offset)
 
     @cached_property
     def whole(self) -> np.ndarray:

@@ -7,11 +7,11 @@ here. A new form needs one file here and a line in `_read`.
 from pathlib import Path
 
 from fedapps.core.errors import RunError, needed
-from fedapps.data.contents import dataset_of, open_npz
+from fedapps.data.contents import dataset_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import arrays, folders, hub
 from fedapps.data.forms.form import TABLES, File, Form, Found, kind_of
-from fedapps.data.npz import class_names, held
+from fedapps.data.npz import class_names, held, members, samples
 
 SUFFIXES = (".npz", *TABLES)
 
@@ -24,8 +24,9 @@ def is_own(name: str) -> bool:
 def open_own(path: Path, form: Form) -> Dataset:
     """Open own data of any form; raises `RunError` in one line for what cannot be used."""
     if kind_of(path) == ".npz" and not form.window:
-        found = Found({}, class_names(path), told=tuple(arrays.notes(path)), named=True)
-        return found.describe(open_npz(path, form.missing), path)
+        there = samples(path)
+        found = Found({}, class_names(path), told=tuple(arrays.notes(path, there)), named=True)
+        return found.describe(dataset_of(path, there, members(path), form.missing), path)
     read = _read(path, form)
     by_key = {key: held(path, key, values) for key, values in read.arrays.items()}
     data = read.describe(dataset_of(path, by_key, by_key, form.missing), path)

@@ -1,7 +1,7 @@
 """Files .npz that are joined, such as a file for each client; and recordings in such files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fedapps.data import precision
 from fedapps.data.forms import outliers
 from fedapps.data.forms.form import PARTS, File, Form, Found, Where, by_part
 from fedapps.data.forms.windows import cut, gone, places
-from fedapps.data.npz import LOOKED_AT, MEMBERS, class_names, headers, members, samples
+from fedapps.data.npz import LOOKED_AT, MEMBERS, Array, class_names, members, samples
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
@@ -73,12 +73,11 @@ def _class_names(files: Sequence[File]) -> tuple[str, ...]:
     return first
 
 
-def notes(path: Path) -> list[str]:
+def notes(path: Path, arrays: Mapping[str, Array]) -> list[str]:
     """Return what to tell of an .npz that is read as it is; looks at the beginning of its floats.
 
-    Raises `RunError` for targets that all count as equal.
+    `arrays` are those that are read, by key. Raises `RunError` for targets that all count as equal.
     """
-    arrays = headers(path)
     unread = _unread(path, members(path))
     parts = [array for key, array in arrays.items() if key.removeprefix("train_") in PAIRS[0]]
     return unread + [

@@ -8,6 +8,7 @@ import pytest
 
 from fedapps.data.forms import Form, arrays, outliers
 from fedapps.data.loading import load
+from fedapps.data.npz import headers
 
 DRAWS = np.random.default_rng(0)
 N = 2000
@@ -225,7 +226,7 @@ class TestFiles:
         assert one.startswith(f"{path}: inputs[20]: inputs[..., 3]: 1 of 1200 values, 1e+06, is")
         assert two.startswith(f"{path}: targets[30]: targets: 1 of 300 values, 1e+09, is")
         monkeypatch.setattr(arrays, "LOOKED_AT", inputs[:100].nbytes)
-        one, two = [line for line in arrays.notes(path) if "nearly" in line]
+        one, two = [line for line in arrays.notes(path, headers(path)) if "nearly" in line]
         first = "inputs[20]: inputs[..., 3]: 1 of the first 400 values, 1e+06, is"
         assert one.startswith(f"{path}: {first}")
 
