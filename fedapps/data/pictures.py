@@ -75,10 +75,12 @@ def grayed(first: object, modes: Iterable[str]) -> list[str]:
     ]
 
 
-def stacked(values: Iterable[np.ndarray], where: Sequence[object]) -> np.ndarray:
+def stacked(
+    values: Iterable[np.ndarray], where: Sequence[object], pictures: bool = True
+) -> np.ndarray:
     """Stack arrays [...] to [N, ...]; raises `RunError` for one of another shape than the first.
 
-    `where` says where each is from.
+    `where` says where each is from. Shapes of `pictures` are said in pixels.
     """
     whole = np.empty(0)
     for row, value in enumerate(values):
@@ -86,8 +88,11 @@ def stacked(values: Iterable[np.ndarray], where: Sequence[object]) -> np.ndarray
             whole = np.empty((len(where), *value.shape), value.dtype)
         if value.shape != whole.shape[1:]:
             first = getattr(where[0], "name", where[0])  # a path, or what a row is called
-            sizes = ["x".join(map(str, shape[1::-1])) for shape in (value.shape, whole.shape[1:])]
-            raise RunError(f"{where[row]}: {sizes[0]} pixels; must be {sizes[1]} like {first}")
+            one, other = list(value.shape), list[int](whole.shape[1:])
+            told, wanted = f"shape {one}", f"{other}"
+            if pictures:
+                told, wanted = f"{one[1]}x{one[0]} pixels", f"{other[1]}x{other[0]}"
+            raise RunError(f"{where[row]}: {told}; must be {wanted} like {first}")
         whole[row] = value
     return whole
 

@@ -22,6 +22,7 @@ _VALUE = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _AS_WRITTEN: Any = {"keep_default_na": False, "skipinitialspace": True}
 MISSING = ("", "NA", "NaN", "nan", "?")  # NumPy writes nan, and the archives of the UCI write ?
 DROP = 'missing="drop" leaves such rows out'
+FILL = "fill it; NA, NaN, nan and ? are empty, too"  # of a column that cannot be left out
 MANY, LONG = 5, 20  # numbers in even steps, or in order, that can be names: pixels, wavelengths
 LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 

@@ -67,27 +67,47 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
         found = tables.of_frames(made, files, replace(form, target_column=target))
         return replace(found, names=names or found.names, named=bool(names))
+    sizes = [len(rows) for rows, _ in parts]
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     cells = chain.from_iterable(rows[column] for rows, _ in parts)
     pictures = isinstance(features[column], Image)
+    groups = _clients(parts, form)
     values = [_decoded(cells, place) for place in where] if pictures else [*cells]
     rest = [name for name in inputs if name != column]
     told = [f"the inputs are column {column}; not read: {some(rest)}"] if rest else []
     if pictures:
         if not form.shape:
-            told += grayed(where[0], (getattr(value, "mode", "L") for value in values))
+            told += grayed(where[0], (value.mode for value in values))
         mode = ("L" if form.shape[0] == 1 else "RGB") if form.shape else values[0].mode
         values = [_pixels(value, mode, place) for value, place in zip(values, where, strict=True)]
-    sizes = [len(rows) for rows, _ in parts]
-    groups = np.repeat([file.group for file in files], sizes)
-    if column := form.client_in(features):
-        groups = np.array([str(value) for rows, _ in parts for value in rows[column]])
+    try:
+        samples = stacked([np.asarray(value) for value in values], where, pictures)
+    except (TypeError, ValueError) as error:
+        rule = f"column {column} holds no arrays of numbers"
+        raise RunError(f"{path}: {rule} ({one_line(str(error))})") from error
     targets = np.concatenate([np.asarray(rows[target]) for rows, _ in parts])
     kinds = ("images", "labels") if pictures else ("inputs", "targets")
-    found_arrays = (stacked([np.asarray(value) for value in values], where), targets)
-    by_key = dict(zip(kinds, found_arrays, strict=True))
+    by_key = dict(zip(kinds, (samples, targets), strict=True))
     whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
     return Found(whole, names, told=tuple(told), named=True)
+
+
+def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
+    """Return the client of each row, as its folder or the column of clients says; texts [N]."""
+    from fedapps.data.forms import frames  # loads pandas
+
+    files = [file for _, file in parts]
+    if not (column := form.client_in(parts[0][0].column_names)):
+        return np.repeat([file.group for file in files], [len(rows) for rows, _ in parts])
+    tables = [
+        rows.select_columns([column]) if column in rows.column_names else rows.select([])
+        for rows, _ in parts
+    ]
+    found = frames.Rows.of([table.to_pandas() for table in tables], files, {})
+    found.demand(column, "client-column", frames.FILL)
+    owners = found.owners(column)
+    assert owners is not None
+    return owners.to_numpy().astype(str)
 
 
 def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:
@@ -108,13 +128,15 @@ def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:
 
 def _decoded(cells: Iterator[Any], where: str) -> Any:
     with readable(where):
-        return next(cells)  # only now does `datasets` decode it
+        if (picture := next(cells)) is None:  # only now does `datasets` decode it
+            raise ValueError("there is none")
+        return picture
 
 
 def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
     try:
         return pixels(picture, mode)
-    except (AttributeError, ValueError) as error:  # AttributeError: there is none
+    except ValueError as error:
         raise RunError(f"{where}: cannot be read as a picture ({error})") from error
 
 

@@ -10,7 +10,16 @@ from fedapps.core.words import number, some
 from fedapps.data import precision
 from fedapps.data.forms import columns, outliers, texts
 from fedapps.data.forms.form import File, Form, Found, by_part, class_numbers, kind_of
-from fedapps.data.forms.frames import DROP, MISSING, Kept, Rows, frames_of, holds_texts, stripped
+from fedapps.data.forms.frames import (
+    DROP,
+    FILL,
+    MISSING,
+    Kept,
+    Rows,
+    frames_of,
+    holds_texts,
+    stripped,
+)
 from fedapps.data.forms.windows import cut, gone, places
 from fedapps.data.spec import BYTES, CURE, FILLS
 
@@ -74,7 +83,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     at = _places(rows, form) if series else np.empty(0, np.int64)
     rows, told = _with_targets(rows, targets, form)
     for name in filter(None, [form.client_in(rows.frame)]):
-        rows.demand(name, "client-column", "fill it; NA, NaN, nan and ? are empty, too")
+        rows.demand(name, "client-column", FILL)
     chosen = _inputs(rows, targets, form)
     inputs, rows, more = (texts.read if form.text_length else _features)(rows, chosen, form)
     told += more

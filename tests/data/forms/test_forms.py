@@ -1014,6 +1014,60 @@ class TestDatasets:
         assert "the inputs are column image; not read: code" in data.told
         same(load(str(tmp_path / "d"), "", Form("y", columns="code")), codes, [0, 1, 0, 1])
 
+    @pytest.mark.parametrize(("who", "column", "line"), [
+        (["a", "b"] * 2, "whom", "d: no column whom (client-column), did you mean who?; there are"),
+        (["a", None] * 2, "who", "d: row 1: column who is empty (client-column); fill it"),
+        ([7, 8, 8, None], "who", "d: row 3: column who is empty (client-column); fill it"),
+    ])  # fmt: skip
+    def test_clients_that_nobody_names_are_refused_as_in_a_table(self, who, column, line, tmp_path):
+        from datasets import Dataset
+
+        values = {"x": np.arange(8.0).reshape(4, 2).tolist(), "y": [0, 1, 0, 1]}
+        Dataset.from_dict({**values, "who": who}).save_to_disk(tmp_path / "d")
+        with pytest.raises(RunError) as caught:
+            load(str(tmp_path / "d"), "", Form("y", column))
+        assert f"{tmp_path}/{line}" in str(caught.value)
+
+    def test_a_column_names_the_clients_of_arrays(self, tmp_path):
+        from datasets import Dataset
+
+        values = np.arange(8.0).reshape(4, 2)
+        for who, names in ((["b", " a", "b", "a"], "baba"), ([8, 7, 8, 7], "8787")):
+            rows = {"x": values.tolist(), "y": [0, 1, 0, 1], "who": who}
+            Dataset.from_dict(rows).save_to_disk(tmp_path / names)
+            data = load(str(tmp_path / names), "", Form("y", "who"))
+            same(data, values, [0, 1, 0, 1], np.array([*names]))
+
+    @pytest.mark.parametrize("row", [0, 2])
+    def test_the_row_without_a_picture_is_said(self, row, tmp_path):
+        from datasets import Dataset, Features, Value
+        from datasets import Image as Picture
+
+        pictures = [Image.fromarray(np.zeros((4, 4, 3), np.uint8))] * 4
+        pictures[row] = None
+        kinds = Features({"image": Picture(), "y": Value("int64")})
+        values = {"image": pictures, "y": [0, 1, 0, 1]}
+        Dataset.from_dict(values, features=kinds).save_to_disk(tmp_path / "d")
+        line = rf"d: row {row}: cannot be read as a picture \(there is none\)$"
+        with pytest.raises(RunError, match=line):
+            load(str(tmp_path / "d"), "", Form("y"))
+
+    @pytest.mark.parametrize(("cells", "line"), [
+        ([[1, 2], [1]], "row 1: shape [1]; must be [2] like {}: row 0"),
+        ([[[1, 2, 3]], [[1, 2]]], "row 1: shape [1, 2]; must be [1, 3] like {}: row 0"),
+        ([[1, 2], None], "row 1: shape []; must be [2] like {}: row 0"),
+        ([[[1, 2], [1]]] * 2, "column x holds no arrays of numbers (setting an array element"),
+        ([[1, 2], [1, None]], "column x holds no arrays of numbers (int() argument must be"),
+    ])  # fmt: skip
+    def test_arrays_of_different_shapes_are_no_pictures(self, cells, line, tmp_path):
+        from datasets import Dataset
+
+        path = tmp_path / "d"
+        Dataset.from_dict({"x": cells, "y": [0, 1]}).save_to_disk(path)
+        with pytest.raises(RunError) as caught:
+            load(str(path), "", Form("y"))
+        assert str(caught.value).startswith(f"{path}: {line.format(path)}")
+
 
 CELLS = ["None", "null", "x", "", "NA", "?", "NaN", " x "]
 
