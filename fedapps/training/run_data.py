@@ -81,7 +81,7 @@ class RunData:
             if (known := self._cache.get(key)) is not None:
                 return known
             samples = self._tensors(getattr(self.population.share(client), subset))
-            self._cache.put(key, samples, samples[0].nbytes)
+            self._cache.put(key, samples, sum(values.nbytes for values in samples))
             return samples
 
     def unscaled(self, client: int, subset: str) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 
 from fedapps.core import config
 from fedapps.data import Form, load, loading
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import workspace
 
 FORM = Form(target_column="y", client_column="who")
@@ -75,3 +76,18 @@ def test_no_run_can_change_the_data_of_the_next(tmp_path, opened):
     for values in (found.target_values, found.groups):
         with pytest.raises(ValueError, match="read-only"):
             values[:1] = values[1:2]
+
+
+def test_targets_count_for_the_cache_limit(tmp_path):
+    """A token for each token: two of three clients fill a MiB with inputs and targets."""
+    tokens, who = np.random.default_rng(0).integers(0, 9, (1800, 65)), np.repeat([*"abc"], 600)
+    np.savez(tmp_path / "own.npz", inputs=tokens[:, :-1], targets=tokens[:, 1:], groups=who)
+    keys = {
+        "dataset": str(tmp_path / "own.npz"), "partitioner": "natural", "num-clients": 0,
+        "split": "merged", "task": "tokens", "device": "cpu", "cache-limit": 1,
+    }  # fmt: skip
+    data = RunData(config.read(config.defaults() | keys))
+    first = [data.samples(client, "train") for client in range(3)]
+    kept = [data.samples(client, "train")[0] is first[client][0] for client in (2, 1, 0)]
+    sizes = [sum(values.nbytes for values in samples) for samples in first]
+    assert sum(sizes[1:]) < 2**20 < sum(sizes) and kept == [True, True, False]

@@ -83,7 +83,8 @@ def test_data_of_a_client_that_are_there_take_the_same_work_whoever_else_is_ther
     for client in range(400):
         space.samples(client, "train")
     assert calls(lambda: space.samples(0, "train")) == alone
-    assert space.data._cache.held == 800 * 4 * 64 * 1.5  # 3 of 4 samples of each are for training
+    each = 4 * 64 + 8  # bytes of a sample and its label; 3 of 4 of each client are for training
+    assert space.data._cache.held == 800 * each * 1.5
 
 
 def test_a_round_takes_no_memory_for_clients_that_have_no_part_in_it(tmp_path):
