@@ -9,7 +9,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
-from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, not_finite
+from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, in_text, not_finite
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
@@ -59,7 +59,7 @@ def _groups(
         return None
     if lost := [key for key in keys if key not in arrays]:
         raise RunError(f"{path}: key {lost[0]} is missing; there is {there[0]}")
-    values = np.concatenate([arrays[key].whole for key in keys])
+    values = np.concatenate([in_text(arrays[key]) for key in keys])
     if values.shape != (size,) or values.dtype.kind not in "iuUS":
         raise RunError(
             f"{path}: {keys[0]} has shape {list(values.shape)} and dtype {values.dtype}; must be"

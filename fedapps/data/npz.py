@@ -89,10 +89,25 @@ def held(path: Path, key: str, values: np.ndarray) -> Array:
     return array
 
 
+def in_text(array: Array) -> np.ndarray:
+    """Return all values, bytes as the texts that they are in UTF-8; those in ASCII stay bytes.
+
+    NumPy takes only the latter for texts, too. Raises `RunError` for bytes that are not UTF-8.
+    """
+    values = array.whole
+    if values.dtype.kind != "S" or b"".join(values.ravel().tolist()).isascii():
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        rule = "holds bytes that are not UTF-8; save texts (str)"
+        raise RunError(f"{array.path}: {array.key} {rule}") from error
+
+
 def class_names(path: Path) -> tuple[str, ...]:
     """Return the names of classes or labels that an .npz may contain; () if it has none."""
     arrays = headers(path, ("class_names",)).values()
-    return tuple(composed(str(name)) for array in arrays for name in array.whole.ravel())
+    return tuple(composed(name) for a in arrays for name in in_text(a).astype(str).ravel().tolist())
 
 
 def members(path: Path) -> list[str]:

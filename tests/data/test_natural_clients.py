@@ -1,5 +1,7 @@
 """Clients that exist: each group of the data is a client."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import fedapps
 from fedapps import cli
 from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
-from fedapps.data import load, notes
+from fedapps.data import Form, load, notes
 from fedapps.data.partitioners.natural import clients_of
 from fedapps.engine import again
 from fedapps.report import directory, plots
@@ -219,3 +221,41 @@ def test_clients_of_a_table_are_called_as_in_the_file(tmp_path, serial_run, read
     assert directory.client_of(folder, "3") == 3
     with pytest.raises(RunError, match="--client 0008001: must be a number or a name in "):
         directory.client_of(folder, "0008001")
+
+
+NAMES = ("Zu\u0308rich", "Z\u00fcrich", "Bern", "\u0141\u00f3d\u017a")  # the first two are one
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "windows"])
+def test_names_may_be_bytes_in_utf8(form, tmp_path):
+    """As h5py gives texts; the names of classes may be, too."""
+    encoded = [name.encode() for name in NAMES]
+    values = np.random.default_rng(0).normal(size=(80, 2))
+    groups = np.repeat(encoded, 20)
+    whole = {"inputs": values, "targets": np.arange(80) // 10 % 2, "groups": groups}
+    (tmp_path / "own").mkdir()
+    for name in ("own.npz", "own/train.npz"):
+        np.savez(tmp_path / name, **whole, class_names=[b"gr\xc3\xbcn", b"rot"])
+    path = tmp_path / ("own" if form == "folder" else "own.npz")
+    data = load(str(path), "", Form(window=2 * (form == "windows")))
+    found = clients_of(data, read(parse(['partitioner="natural" num-clients=0 split="merged"'])))
+    assert found.names == ("Bern", "Z\u00fcrich", "\u0141\u00f3d\u017a")
+    assert data.names == ("gr\u00fcn", "rot")
+    if form == "file":
+        assert found.owners.tolist() == np.repeat([1, 1, 0, 2], 20).tolist()
+
+
+def test_bytes_of_another_encoding_are_refused(space):
+    bad = [name.encode("latin-1") for name in ("Z\u00fcrich", "Bern")]
+    whole = {"inputs": np.ones((80, 2)), "targets": np.arange(80) % 2}
+    with pytest.raises(RunError, match=r"g.npz: groups holds bytes that are not UTF-8; save texts"):
+        space("num-clients=0", **whole, groups=np.repeat(bad, 40))
+
+
+def test_what_data_with_bytes_in_ascii_are_known_by_stays(tmp_path):
+    """A run can be resumed that began before others could be read."""
+    whole = {"inputs": np.arange(6.0).reshape(3, 2), "targets": np.arange(3) % 2}
+    np.savez(tmp_path / "own.npz", **whole, groups=np.array([b"anna", b"ben", b"anna"]))
+    plain = [whole["targets"].tobytes(), b"annaben\0anna", whole["inputs"].tobytes()]
+    digest = hashlib.sha256(b"3 " + b"".join(plain)).hexdigest()[:16]
+    assert load(str(tmp_path / "own.npz"), "").digest == digest

@@ -13,7 +13,7 @@ from fedapps.data import precision
 from fedapps.data.forms import outliers
 from fedapps.data.forms.form import PARTS, File, Form, Found, Where, by_part
 from fedapps.data.forms.windows import cut, gone, places
-from fedapps.data.npz import LOOKED_AT, MEMBERS, Array, class_names, members, samples
+from fedapps.data.npz import LOOKED_AT, MEMBERS, Array, class_names, in_text, members, samples
 
 PAIRS = (("inputs", "targets"), ("images", "labels"))
 NEEDED = "inputs and targets, or images and labels: alone, or as train_inputs, test_inputs, ..."
@@ -127,7 +127,7 @@ def _judged(
 
 def _blocks(file: File) -> list[Block]:
     """Return the samples of a file by part; raises `RunError` if no arrays belong together."""
-    arrays = {key: array.whole for key, array in samples(file.path).items()}
+    arrays = {key: in_text(array) for key, array in samples(file.path).items()}
     prefixes = [*dict.fromkeys(key.rpartition("_")[0] for key in arrays)]
     there = {key for key in arrays if not key.endswith("groups")}
     pairs = [
