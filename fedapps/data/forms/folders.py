@@ -71,7 +71,8 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     """List the data files of a folder, sorted, with what their places say; and tell of others.
 
     The innermost folder is a class, unless folders `are_clients` or parts. Hidden files and those
-    of another kind (a README) do not count. Raises `RunError` if a folder cannot be listed.
+    of another kind (a README) do not count. Raises `RunError` if a folder cannot be listed, or
+    if the name of a class or client is no text.
     """
     kinds = {**dict.fromkeys(PICTURES, "pictures"), **dict.fromkeys(TABLES, "tables")}
     kinds[".npz"] = ".npz files"
@@ -125,7 +126,13 @@ def _file(path: Path, place: Path, are_clients: bool) -> File:
     named = path.stem in PARTS or {*above} <= {*PARTS}  # its own name says a part, or its client
     words = [*above, path.stem] if named and not label else above
     part = next((word for word in words if word in PARTS), "")
-    return File(path, part, "/".join(word for word in words if word != part), label)
+    group = "/".join(word for word in words if word != part)
+    try:
+        (group + label).encode()  # tables hold them
+    except UnicodeEncodeError as error:
+        shown, rule = os.fsencode(path).decode(errors="backslashreplace"), "is not UTF-8; rename it"
+        raise RunError(f"{shown}: names a class or client, and {rule}") from error
+    return File(path, part, group, label)
 
 
 def _pictures(files: Sequence[File], form: Form) -> Found:

@@ -434,6 +434,33 @@ def test_a_copy_from_a_mac_is_the_same_data_set(tmp_path):
         assert pixels[:, 0, 0, 0].tolist() == [20 * number for number in order]
 
 
+@pytest.mark.parametrize(("place", "shown"), [
+    (b"caf\xe9/1.png", "caf\\xe9/1.png"),
+    (b"anna/caf\xe9/1.png", "anna/caf\\xe9/1.png"),
+    (b"caf\xe9/cat/1.png", "caf\\xe9/cat/1.png"),
+    (b"caf\xe9.npz", "caf\\xe9.npz"),
+])  # fmt: skip
+def test_names_of_classes_and_clients_that_are_no_texts_are_refused(place, shown, tmp_path):
+    """As an archive in Latin-1 leaves them; no table can hold them."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + place))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        np.savez(path, inputs=np.ones((4, 2)), targets=np.arange(4) % 2)
+    else:
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(path)
+    with pytest.raises(RunError) as caught:
+        load(str(tmp_path), "")
+    line = f"{tmp_path}/{shown}: names a class or client, and is not UTF-8; rename it"
+    assert str(caught.value) == line
+
+
+def test_a_pictures_own_name_need_not_be_a_text(tmp_path):
+    (tmp_path / "cat").mkdir()
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/cat/caf\xe9.png")
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(name)
+    assert load(str(tmp_path), "").names == ("cat",)
+
+
 def test_pictures_that_lose_their_colors_and_files_that_are_left_out_are_counted(tmp_path):
     colors = np.random.default_rng(3).integers(0, 256, (5, 6, 5, 3), np.uint8)
     for number, pixels in enumerate(colors):
