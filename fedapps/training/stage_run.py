@@ -1,7 +1,7 @@
 """A stage while it is executed: its steps on a model, and what they did and cost."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from fedapps.models.layers import Slice
 from fedapps.models.modes import freeze_all_but
 from fedapps.training.batches import Samples, grouped
-from fedapps.training.clipping import Threshold
+from fedapps.training.clipping import SampleGradients, Threshold, clip_batch, refusal
 from fedapps.training.costs import Profile, TrainingStats
-from fedapps.training.gradients import GradientRule, add_proximal
 from fedapps.training.objective import Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -50,14 +49,20 @@ class StageRun:
         self.mover = optimizer([*self.parameters.values(), *beside], stage)
 
     def take_steps(self, batches: Iterable[Samples]) -> None:
-        """Take a step for each group of batches."""
-        model, objective, trained = self.profile.model, self.objective, [*self.parameters.values()]
+        """Take a step for each group of batches.
+
+        Raises ValueError if each sample is clipped and there are parameters beside the model, which
+        would never get a gradient.
+        """
+        model, objective, threshold = self.profile.model, self.objective, self.threshold
+        by_sample = threshold is not None and threshold.by_sample
+        if by_sample and objective.parameters:
+            raise refusal("the objective has parameters beside the model")
         loss = torch.zeros(())  # summed over the samples of all steps that were taken
         taken: list[int] = []  # batch sizes of these steps
-        rules = GradientRule(model, trained, self.threshold, objective.parameters)
-        with closing(rules) as rule:
+        with closing(SampleGradients(model)) if by_sample else nullcontext() as samples:
             for group in grouped(batches, objective.batches, self.stage.max_steps):
-                passes = _Passes(model, self.layers, objective, rule, loss)
+                passes = _Passes(model, self.layers, objective, threshold, samples, loss)
                 if self._step(passes, group):
                     loss = passes.loss
                     taken += passes.sizes
@@ -75,7 +80,11 @@ class StageRun:
         passes.check(self.stage)
         if self.stage.prox_mu:
             add_proximal(self.parameters, self.anchor, self.stage.prox_mu)
-        if not passes.rule.finish():
+        fine = passes.fine
+        if fine and self.threshold and passes.samples is None:
+            trained = self.parameters.values()
+            fine = clip_batch([p.grad for p in trained if p.grad is not None], self.threshold)
+        if not fine:
             self.mover.drop()
             return False
         self.mover.step()
@@ -89,23 +98,29 @@ class StageRun:
 class _Passes:
     """The passes of one step: the `backward` that `Objective.gradients` calls for each of them.
 
-    Loss and costs are counted here. The server checks a client's costs against what the stage
-    declares.
+    With `samples`, the gradient of each sample is clipped; the step is not `fine` if their norms
+    are not finite. Loss and costs are counted here. The server checks a client's costs against what
+    the stage declares.
     """
 
     model: nn.Module
     layers: Slice
     objective: Objective
-    rule: GradientRule
+    threshold: Threshold | None
+    samples: SampleGradients | None
     loss: Tensor  # summed over samples, beginning with those of earlier steps
     sizes: list[int] = field(default_factory=list)
+    fine: bool = True
 
     def __call__(self, batch: Samples) -> None:
         inputs, targets = batch
         outputs = self.objective.forward(self.model, inputs, self.layers)
         assert self.objective.loss is not None  # the trainer has put in that of the task
         value = self.objective.loss(outputs, targets)
-        self.rule.backward(value)
+        if self.samples and self.threshold:
+            self.fine &= self.samples.clip(value, self.threshold)
+        else:
+            value.backward()
         self.loss = self.loss + value.detach() * len(targets)
         self.sizes.append(len(targets))
 
@@ -121,3 +136,14 @@ class _Passes:
                 f"passes = {stage.passes}: a step computed {len(self.sizes)} gradients;"
                 " declare as many in its Stage"
             )
+
+
+def add_proximal(
+    parameters: Mapping[str, nn.Parameter], anchor: Mapping[str, Tensor], mu: float
+) -> None:
+    """Add the gradient of the proximal term (mu/2)||w - anchor||^2 (FedProx, Eq. 2)."""
+    moved = {key: p.grad for key, p in parameters.items() if p.grad is not None}
+    if moved:  # without gradients, the step is rejected
+        values = [parameters[key].detach() for key in moved]
+        apart = torch._foreach_sub(values, [anchor[key] for key in moved])
+        torch._foreach_add_([*moved.values()], apart, alpha=mu)

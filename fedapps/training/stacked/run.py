@@ -14,12 +14,12 @@ from fedapps.training.batches import Samples
 from fedapps.training.clipping import Threshold, Thresholds
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.draw import Draw
-from fedapps.training.gradients import add_proximal
 from fedapps.training.objective import Objective
 from fedapps.training.optimizers import Optimizer, optimizer
 from fedapps.training.plan import Stage
 from fedapps.training.stacked.model import StackedModel, stack
 from fedapps.training.stacked.schedule import Batch, Schedule, Steps
+from fedapps.training.stage_run import add_proximal
 from fedapps.training.trainer import Trainer, check_anchor, threshold_of
 
 
