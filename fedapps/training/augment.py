@@ -1,24 +1,23 @@
 """Augmentation `crop-flip`: pad by 4 pixels, crop and flip at random, a whole batch at once."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 
 def windows(
-    top: np.ndarray, left: np.ndarray, flip: np.ndarray, size: Sequence[int]
+    top: np.ndarray, left: np.ndarray, flip: np.ndarray, images: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the rows [n, H] and columns [n, W] of padded images that form a window each.
 
-    `size` is (H, W) of the images before padding. Window i begins at (top[i], left[i]) and is
-    mirrored if flip[i] is true.
+    They are where the `images` [..., H, W] before padding are. Window i begins at (top[i], left[i])
+    and is mirrored if flip[i] is true.
     """
-    height, width = size
+    height, width = images.shape[-2:]
     columns = np.arange(width)[None] + left[:, None]
     columns = np.where(flip[:, None], columns[:, ::-1], columns)
-    return torch.from_numpy(np.arange(height)[None] + top[:, None]), torch.from_numpy(columns)
+    rows = torch.from_numpy(np.arange(height)[None] + top[:, None])
+    return rows.to(images.device), torch.from_numpy(columns).to(images.device)
 
 
 def crop_flip(x: Tensor, rows: Tensor, columns: Tensor, border: Tensor | None = None) -> Tensor:

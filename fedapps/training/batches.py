@@ -11,27 +11,20 @@ CHUNK = 128  # samples per forward pass without gradients (FedBABU's test batch)
 Samples = tuple[Tensor, Tensor]  # inputs [n, ...] and targets [n, ...]
 
 
-def epoch_batches(
-    data: Samples,
-    order: Tensor,
-    starts: Iterable[int],
-    size: int,
-    crops: Sequence[Tensor],
-    border: Tensor | None,
-) -> Iterator[Samples]:
-    """Yield the batches of up to `size` samples that begin at `starts` in an epoch's `order`.
+def batch_of(
+    data: Samples, chosen: Tensor, crops: Sequence[Tensor], border: Tensor | None
+) -> Samples:
+    """Return the `chosen` samples, int64 [n].
 
-    `crops` are the rows and columns for each place in that order (from `augment.windows`); if it is
-    empty, there is no augmentation.
+    `crops` are the rows and columns of each (from `augment.windows`); if it is empty, there is no
+    augmentation. `border` is the value of the padding.
     """
-    inputs, labels = data
-    for start in starts:
-        chosen = order[start : start + size]
-        x = gather(inputs, chosen)
-        if crops:
-            rows, columns = (pixels[start : start + size] for pixels in crops)
-            x = crop_flip(x, rows, columns, border)
-        yield x, labels.index_select(0, chosen)
+    inputs, targets = data
+    x = gather(inputs, chosen)
+    if crops:
+        rows, columns = crops
+        x = crop_flip(x, rows, columns, border)
+    return x, targets.index_select(0, chosen)
 
 
 def grouped(batches: Iterable[Samples], size: int, limit: int) -> Iterator[list[Samples]]:

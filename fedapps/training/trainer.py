@@ -21,7 +21,7 @@ from fedapps.models.layers import Slice
 from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.tasks import CLASSIFICATION, Task
 from fedapps.training.augment import windows
-from fedapps.training.batches import Samples, epoch_batches
+from fedapps.training.batches import Samples, batch_of
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
@@ -149,18 +149,17 @@ class Trainer:
 
     def _batches(self, data: Samples, draw: Draw, first: int, run: StageRun) -> Iterator[Samples]:
         """Yield shuffled batches; skip and count those that are too small to train on."""
-        inputs, labels = data
-        stage, size = run.stage, len(labels)
+        stage, size = run.stage, len(data[1])
         starts = self.starts(size, stage)
         whole = stage.batches or math.ceil(size / self.batch_size)
         for epoch in range(first, first + stage.epochs):
-            order = draw.order(epoch, size).to(labels.device)
-            crops: tuple[Tensor, ...] = ()
-            if self.augment == "crop-flip":
-                found = windows(*draw.crops(epoch, size), inputs.shape[-2:])
-                crops = tuple(pixels.to(inputs.device) for pixels in found)
+            order = draw.order(epoch, size).to(data[1].device)
+            augments = self.augment == "crop-flip"
+            crops = windows(*draw.crops(epoch, size), data[0]) if augments else ()
             run.done.skipped += whole - len(starts)
-            yield from epoch_batches(data, order, starts, self.batch_size, crops, self.border)
+            for start in starts:
+                part = slice(start, start + self.batch_size)
+                yield batch_of(data, order[part], [of[part] for of in crops], self.border)
 
     def _sees_one_value(self, layer: str, trained: Slice) -> bool:
         """Tell whether a BatchNorm would take statistics of a single value in a batch of one."""

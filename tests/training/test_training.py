@@ -438,7 +438,8 @@ def test_crop_flip_image_by_image(shape, seed):
     n = shape[0]
     top, left, flip = draws.integers(9, size=n), draws.integers(9, size=n), draws.random(n) < 0.5
     before = images.copy()
-    result = crop_flip(torch.from_numpy(images), *windows(top, left, flip, shape[2:]))
+    x = torch.from_numpy(images)
+    result = crop_flip(x, *windows(top, left, flip, x))
     assert np.array_equal(result.numpy(), slow_crop_flip(images, top, left, flip))
     assert np.array_equal(images, before)
 

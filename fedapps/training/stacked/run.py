@@ -131,7 +131,7 @@ class GroupRun:
 
     def _take_steps(self, stage: Stage, layers: Slice, schedule: Schedule) -> None:
         """Take a step of all clients that have one left, until none has."""
-        sums = torch.zeros(len(self.lessons), device=schedule.targets.device)
+        sums = torch.zeros(len(self.lessons), device=schedule.chosen.device)
         thresholds = [threshold_of(stage, own.thresholds) for own in self.lessons]
         parameters, rows = dict[str, nn.Parameter](), 0
         mover: Optimizer | None = None

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapps.training.augment import crop_flip, windows
-from fedapps.training.batches import Samples, gather
+from fedapps.training.augment import windows
+from fedapps.training.batches import Samples, batch_of
 from fedapps.training.draw import Draw
 from fedapps.training.plan import Stage
 from fedapps.training.trainer import Trainer
@@ -68,15 +68,14 @@ class Schedule:
     """
 
     def __init__(self, data: list[Samples], steps: list[Steps], border: Tensor | None) -> None:
-        self.inputs = torch.cat([inputs for inputs, _ in data])
-        self.targets = torch.cat([targets for _, targets in data])
+        self.data = torch.cat([inputs for inputs, _ in data]), torch.cat([own for _, own in data])
         self.border = border
         shape = max(len(own.batches) for own in steps), len(steps)
         self.sizes = np.zeros(shape, np.int64)
         for client, own in enumerate(steps):
             self.sizes[: len(own.batches), client] = [len(batch[0]) for batch in own.batches]
         places, *self.crops = self._filled(data, steps)
-        device = self.targets.device
+        device = self.data[1].device
         self.chosen = torch.from_numpy(places).to(device)
         taken = np.arange(places.shape[2]) < self.sizes[..., None]
         self.taken = torch.from_numpy(taken).float().to(device)
@@ -99,14 +98,11 @@ class Schedule:
         """Return what the clients train on whose steps are not over."""
         lengths = [int(size) for size in self.sizes[step] if size]
         here = (step, slice(len(lengths)), slice(max(lengths)))
-        chosen = self.chosen[here].reshape(-1)
-        inputs = gather(self.inputs, chosen)
+        crops: tuple[Tensor, ...] = ()
         if self.crops:
             top, left, flip = (values[here].ravel() for values in self.crops)
-            pixels = windows(top, left, flip.astype(bool), inputs.shape[-2:])
-            rows, columns = (of.to(inputs.device) for of in pixels)
-            inputs = crop_flip(inputs, rows, columns, self.border)
-        targets = self.targets.index_select(0, chosen)
+            crops = windows(top, left, flip, self.data[0])
+        inputs, targets = batch_of(self.data, self.chosen[here].reshape(-1), crops, self.border)
         sizes, taken = self.counts[here[:2]], self.taken[here]
         uneven = min(lengths) < max(lengths)
         share = taken / sizes[:, None]
