@@ -25,7 +25,7 @@ from safetensors import deserialize
 
 from benchmarks.common import ROOT, given
 from fedapps.core.files import write_npz
-from fedapps.data.sources.digits import DIGITS
+from fedapps.data.sources.scikit_learn import DIGITS
 
 TABLES = ("rounds.csv", "clients.csv", "unseen.csv", "classes.csv", "events.csv")
 BASE = (

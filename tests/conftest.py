@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from safetensors.numpy import load_file
 
 from fedapps.core import config
-from fedapps.data.sources.digits import DIGITS
+from fedapps.data.sources.scikit_learn import DIGITS
 from fedapps.launcher import flwr as launcher_flwr
 from fedapps.launcher import superlink
 from fedapps.report import report

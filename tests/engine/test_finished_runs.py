@@ -12,7 +12,7 @@ from fedapps.__main__ import main
 from fedapps.cli import export, predict
 from fedapps.core import registry
 from fedapps.core.errors import RunError
-from fedapps.data.sources.digits import DIGITS
+from fedapps.data.sources.scikit_learn import DIGITS
 from fedapps.device import personalized, run_models
 from fedapps.engine import again, finished
 from fedapps.engine.finished import FinishedRun

@@ -6,7 +6,6 @@ then kept as `<root>/<name>.npz`.
 
 from fedapps.data.sources import (
     cinic10,
-    digits,
     heart,
     medmnist,
     scikit_learn,
@@ -20,7 +19,7 @@ from fedapps.data.sources.source import Source
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        digits.DIGITS,
+        scikit_learn.DIGITS,
         torchvision.MNIST,
         torchvision.FMNIST,
         torchvision.EMNIST,

@@ -1,4 +1,4 @@
-"""Tables of scikit-learn."""
+"""Data sets of scikit-learn: tables, and small pictures of digits."""
 
 from functools import partial
 from pathlib import Path
@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.data.sources.source import Arrays, Source, parted
+from fedapps.data.sources.source import Arrays, Source, named_arrays, parted
 from fedapps.data.spec import Spec
 
 EVERY = 5  # one of five samples is for the test
 # The diabetes targets are about 152 +- 77, and losses are meant for magnitudes of about 1.
 DIABETES_MEAN, DIABETES_STD = 152.0, 77.0
+
+
+def _digits(root: Path) -> Arrays:
+    """Return the 1,797 digits (8x8 pixels); the last 20 % are the test set."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = (digits.images / 16).astype(np.float32)
+    cut = len(images) * 4 // 5
+    return named_arrays(images[:cut], digits.target[:cut], images[cut:], digits.target[cut:])
 
 
 def _table(root: Path, *, loader: str, **options: Any) -> Arrays:
@@ -39,6 +49,7 @@ def _diabetes(root: Path) -> Arrays:
     return arrays
 
 
+DIGITS = Source("digits", 10, (0.3054,), (0.3755,), _digits)
 BREAST_CANCER = Source(
     "breast-cancer", 2, (), (), partial(_table, loader="breast_cancer"), Spec((30,))
 )
