@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,8 @@ from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.draw import Draw
 from fedapps.training.evaluation import Score, nearest_template, score
 from fedapps.training.features import features
-from fedapps.training.objective import Objective
+from fedapps.training.objective import Loss, Objective
 from fedapps.training.plan import Plan
-from fedapps.training.weighting import by_weight
 from fedapps.training.workspace import Workspace
 
 State = dict[str, Tensor]
@@ -127,7 +127,7 @@ class ClientTools:
         draw = Draw(self.settings.seed, phase, plan.round, self.client)
         cache_key = self.client if data is None else None  # features of `data` are not cached
         samples = self.train_data if data is None else data
-        objective, samples = by_weight(objective, samples, self.task.losses)
+        objective, samples = _by_weight(objective, samples, self.task.losses)
         return self.workspace.trainer.train(
             samples, plan.stages, draw, objective, thresholds, cache_key=cache_key
         )
@@ -265,3 +265,19 @@ class ClientTools:
         make = registry.client_class(name)
         own = self.settings.of(name)
         return make(self.workspace, self.client, self.state, own, self.parts)
+
+
+def _by_weight(objective: Objective, samples: Samples, losses: Loss) -> tuple[Objective, Samples]:
+    """Return an objective without `weights`, and samples for it; `losses` are those of each sample.
+
+    In place of targets, the samples have their places, by which the loss finds weight and target.
+    """
+    weights, (inputs, targets) = objective.weights, samples
+    if weights is None:
+        return objective, samples
+
+    def loss(outputs: Tensor, places: Tensor) -> Tensor:
+        return (weights[places] * losses(outputs, targets[places])).mean()
+
+    places = torch.arange(len(targets), device=targets.device)
+    return replace(objective, loss=loss, weights=None), (inputs, places)
