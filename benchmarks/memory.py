@@ -18,8 +18,8 @@ import torch
 from benchmarks.common import random_samples, trainer_of
 from fedapps.core.memory import keep_freed
 from fedapps.training.draw import Draw
-from fedapps.training.features import digest
 from fedapps.training.plan import Stage
+from fedapps.training.trainer import digest
 
 CLASSES, SAMPLES, BATCH, EPOCHS, TURNS = 100, 500, 50, 4, 5
 STEPS = SAMPLES // BATCH

@@ -80,7 +80,7 @@ from fedapps.models.grouping import copied
 from fedapps.models.layers import Arrays, Slice, in_sequence, put, run, take
 from fedapps.training.batches import Samples, chunks
 from fedapps.training.costs import Costs, TrainingStats
-from fedapps.training.features import features
+from fedapps.training.evaluation import features
 from fedapps.training.inner_steps import descend, pull, restored, swapped
 from fedapps.training.objective import Backward, Objective
 from fedapps.training.plan import Plan, Stage

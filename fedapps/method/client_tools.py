@@ -27,8 +27,7 @@ from fedapps.training.batches import Samples
 from fedapps.training.clipping import Thresholds
 from fedapps.training.costs import Costs, TrainingStats
 from fedapps.training.draw import Draw
-from fedapps.training.evaluation import Score, nearest_template, score
-from fedapps.training.features import features
+from fedapps.training.evaluation import Score, features, nearest_template, score
 from fedapps.training.objective import Loss, Objective
 from fedapps.training.plan import Plan
 from fedapps.training.workspace import Workspace

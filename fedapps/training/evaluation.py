@@ -1,4 +1,4 @@
-"""Scores of a model on a client's samples, computed in eval mode and in large batches."""
+"""Scores of a model, and outputs of its layers, computed in eval mode and in large batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapps.models.layers import Slice
+from fedapps.models.grouping import children_by_layer
+from fedapps.models.layers import Slice, run
 from fedapps.tasks import Counts, Task
 from fedapps.training.batches import Samples, chunks
-from fedapps.training.features import features
 
 MOST = 2**26  # bytes of outputs that are counted at once
 
@@ -79,6 +79,15 @@ def _checked(outputs: object, size: int, task: Task) -> Tensor:
     raise TypeError(
         f"predict (or what it runs) returned {found}: must return a float tensor {right}"
     )
+
+
+@torch.no_grad()
+def features(model: nn.Module, inputs: Tensor, layers: Slice) -> Tensor:
+    """Return the outputs of the given leading layers, in eval mode, for all inputs."""
+    for name in layers:
+        for child in children_by_layer(model)[name]:
+            model.get_submodule(child).eval()
+    return torch.cat([run(model, chunk, layers) for chunk in chunks(inputs)])
 
 
 @torch.no_grad()

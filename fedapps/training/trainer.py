@@ -7,6 +7,7 @@ one pass per stage, even if the outputs were cached already, so that figures do 
 process had them in its cache.
 """
 
+import hashlib
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from fedapps.training.batches import Samples, batch_of
 from fedapps.training.clipping import SampleGradients, Threshold, Thresholds
 from fedapps.training.costs import Profile, TrainingStats, is_cacheable
 from fedapps.training.draw import Draw
-from fedapps.training.features import digest, features
+from fedapps.training.evaluation import features
 from fedapps.training.objective import PLAIN, Objective
 from fedapps.training.optimizers import optimizer
 from fedapps.training.plan import Stage
@@ -210,3 +211,11 @@ def threshold_of(stage: Stage, known: Thresholds) -> Threshold | None:
     if not (stage.layers and stage.clip):
         return None
     return known.get((stage.layers, stage.clip)) or Threshold(stage.clip)
+
+
+def digest(model: nn.Module, keys: Iterable[str]) -> bytes:
+    """Return a digest of some entries of the model's state."""
+    state, result = model.state_dict(), hashlib.blake2b(digest_size=16)
+    for key in keys:
+        result.update(state[key].detach().cpu().numpy().tobytes())
+    return result.digest()
