@@ -116,6 +116,16 @@ def test_parts_may_have_numbers_of_different_sizes(save, one, other, tmp_path):
     np.testing.assert_array_equal(found.numpy(), wanted)
 
 
+def test_labels_in_joined_files_stay_labels_whatever_their_size(tmp_path):
+    """NumPy joins int64 and uint64 to float64, which would be numbers to predict."""
+    for name, dtype in (("a", "i8"), ("b", "u8"), ("c", "u1")):
+        values = {"inputs": np.ones((N, 2)), "targets": LABELS[:N].astype(dtype)}
+        np.savez(tmp_path / f"{name}.npz", **values)
+    data = load(str(tmp_path), "")
+    assert data.has_labels and data.classes == 3
+    assert data.labels.tolist() == [*LABELS[:N]] * 3
+
+
 @pytest.mark.parametrize("more", [{}, {"groups": np.arange(9)}])
 def test_arrays_of_other_names_are_told_the_shortest_that_would_do(more, tmp_path):
     """As from scikit-learn."""
