@@ -93,7 +93,7 @@ class StreamingGrid(Grid):
             if timeout is not None and begun - start > timeout:
                 return
             now = time.monotonic()
-            answered |= self.given_up()
+            answered |= self.given_up().intersection(pending)
             pending = [id_ for id_ in pending if id_ not in answered]
             if self._devices and (due := probes.due(pending, now - start)):
                 sent = zip(self.push_messages(due.values()), due, strict=True)
