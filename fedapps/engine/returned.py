@@ -21,20 +21,15 @@ def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -
 
 
 def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Arrays:
-    """Return the arrays that a client gets for its plan, whether it trains or not."""
-    given = strategy.newcomer_download if plan.newcomer else strategy.download
-    return given(round_, client, plan)
-
-
-def check_download(round_: int, arrays: object, plan: Plan, strategy: BaseStrategy) -> Arrays:
-    """Return the arrays that a client is sent; variances of BatchNorms are at least 0.
+    """Return the arrays that a client gets for its plan; variances of BatchNorms are at least 0.
 
     So are those of the server's model (`check_aggregate`), but mixtures of what clients have sent
     are made here. Raises `RunError` if their names or the shapes of further arrays are not those
     that its plan says, or if a value that is not of the server's model is not finite, and TypeError
     for anything but a dict.
     """
-    arrays = _dict(round_, "download", arrays)
+    hook = strategy.newcomer_download if plan.newcomer else strategy.download
+    arrays = _dict(round_, "download", hook(round_, client, plan))
     if wrong := arrays.keys() ^ {*plan.down(strategy.layout)}:
         name = min(wrong)
         what = "gave" if name in arrays else "left out"

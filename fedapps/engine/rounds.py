@@ -206,8 +206,7 @@ class Rounds:
         requests: list[Request] = []
         loads: list[float] = []
         for client, plan in plans.items():
-            given = returned.download(strategy, round_, client, plan)
-            arrays = returned.check_download(round_, given, plan, strategy)
+            arrays = returned.download(strategy, round_, client, plan)
             boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
             trained, scored = (strategy.count(client, n) for n in ("train", s.evaluate_on))
             count = trained if kind == "train" else scored

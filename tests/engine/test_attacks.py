@@ -11,8 +11,10 @@ from fedapps.core import config, registry
 from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
 from fedapps.engine import collusion
+from fedapps.engine.evaluations import evaluated
+from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
-from fedapps.method import BaseClient, Costs, put, rehearse
+from fedapps.method import BaseClient, Costs, local, put, rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
@@ -80,6 +82,29 @@ def test_variances_of_mixtures_are_never_negative(serial_run, fits):
     ]
     assert len(received) == 2 * 6
     assert min(array.min() for array in received) == 0  # and not less
+
+
+def test_a_finished_run_sends_the_mixtures_that_the_run_sent(serial_run, monkeypatch):
+    """With a negative variance, a model predicts NaN, and so the first class for every sample."""
+    received, evaluate_round = [], local.evaluate_round
+
+    def recorded(client, plan, arrays):
+        received.append({key: array.copy() for key, array in arrays.items()})
+        return evaluate_round(client, plan, arrays)
+
+    monkeypatch.setattr(local, "evaluate_round", recorded)
+    attack = 'attack="scaled" attack-scale=1e4 checkpoint-every=1'
+    folder = serial_run(RUN, 'strategy="pfedsim" pfedsim.warmup=0.0 model="lenet5"', attack)
+    in_run, run = [*received], FinishedRun.open(folder)
+    received.clear()
+    for client in evaluated(run.strategy):
+        run.evaluate(client)
+    assert len(received) == len(in_run) == 4
+    for again, then in zip(received, in_run, strict=True):
+        assert min(array.min() for key, array in then.items() if key.endswith("running_var")) == 0
+        assert again.keys() == then.keys()
+        for key, array in then.items():
+            np.testing.assert_array_equal(again[key], array)
 
 
 def test_variances_of_components_are_never_negative(flat_config):
