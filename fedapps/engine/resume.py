@@ -161,12 +161,16 @@ def alone(folder: Path) -> AbstractContextManager[None]:
 
 def interrupted(report: Report) -> str:
     """Say what an interrupted run has left, and how to resume it."""
-    done, total = report.last_round, report.settings.num_rounds
+    settings, done = report.settings, report.last_round
+    total = settings.num_rounds
     if checkpoint.rounds(report.folder):
-        how = f"fedapps serial --resume {shlex.quote(str(report.folder))}"
+        devices, least = settings.dataset == DEVICE, settings.min_available
+        nodes = f" --num-supernodes {least}" if least > 1 and not devices else ""
+        how = f"fedapps serial --resume {shlex.quote(str(report.folder))}{nodes}"
         if config.code_beside(report.folder):
-            how += f" -c {shlex.quote('model=' + literal(report.settings.model))}"
-        return f"interrupted after round {done} of {total}; to resume: {how}"
+            how += f" -c {shlex.quote('model=' + literal(settings.model))}"
+        same = " with the same --node-config options" if devices else ""
+        return f"interrupted after round {done} of {total}; to resume{same}: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
 

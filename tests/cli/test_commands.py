@@ -160,8 +160,8 @@ FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
 GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}"
 
 
-@pytest.mark.parametrize("done, every, says", [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)])
-def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, capsys, read_csv):
+def ctrl_c_after(done, monkeypatch):
+    """Let Ctrl-C be pressed when this number of rounds is done."""
     write = Report.round
 
     def interrupt(report, row):
@@ -170,6 +170,11 @@ def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, c
         write(report, row)
 
     monkeypatch.setattr(Report, "round", interrupt)
+
+
+@pytest.mark.parametrize("done, every, says", [(0, 1, NOTHING), (1, 0, FIGURES), (1, 1, GOES_ON)])
+def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, capsys, read_csv):
+    ctrl_c_after(done, monkeypatch)
     assert cli.main(["serial", *options, "-c", f"checkpoint-every={every}"]) == 130
     captured = capsys.readouterr()
     folder = Path(captured.out.splitlines()[0].removeprefix("run directory: "))
@@ -181,6 +186,34 @@ def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, c
         monkeypatch.chdir(folder.parent)
         assert cli.main(["serial", "--resume", folder.name]) == 0
         assert len(read_csv(folder, "rounds.csv")) == 2
+
+
+def test_the_command_that_ctrl_c_tells_starts_as_many_supernodes(
+    options, no_plots, monkeypatch, capsys, read_csv
+):
+    ctrl_c_after(1, monkeypatch)
+    more = ["--num-supernodes", "3", "-c", "min-available=2"]
+    assert cli.main(["serial", *options, *more]) == 130
+    monkeypatch.undo()
+    program, *words = capsys.readouterr().err.partition("; to resume: ")[2].split()
+    assert (program, cli.main(words)) == ("fedapps", 0)
+    assert len(read_csv(Path(words[2]), "rounds.csv")) == 2
+
+
+def test_ctrl_c_tells_that_devices_have_to_be_named_again(
+    options, tiny_npz, no_plots, monkeypatch, capsys, read_csv, tmp_path
+):
+    ctrl_c_after(1, monkeypatch)
+    data = re.search(r'dataset=("[^"]*")', tiny_npz)[1]
+    device = ["--node-config", f'client-id=0 data={data} state-dir="{tmp_path}/state"']
+    keys = "dataset=device num-clients=1 input-shape=1,8,8 num-classes=3"
+    assert cli.main(["serial", *options, "-c", keys, *device]) == 130
+    monkeypatch.undo()
+    told, _, command = capsys.readouterr().err.rpartition(": ")
+    assert told.endswith("; to resume with the same --node-config options")
+    program, *words = command.split()
+    assert (program, cli.main([*words, *device])) == ("fedapps", 0)
+    assert len(read_csv(Path(words[2]), "rounds.csv")) == 2
 
 
 def test_ctrl_c_before_a_run_directory_is_made(options, monkeypatch, tmp_path, capsys):
