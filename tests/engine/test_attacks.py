@@ -240,6 +240,8 @@ def test_any_number_of_supernodes_gives_the_same_bytes(serial_run):
         ("attackers=0.19", "attackers = 0.19: of 5 clients that is nobody; use at least 0.2"),
         ("attackers=0.3 num-clients=3", "of 3 clients that is nobody; use at least 0.3334"),
         ('attack="alie" attackers=0.2 presum=true', 'true: attack = "alie" needs every client'),
+        ('task="regression" attack="label-flip" attackers=0.2', "classes, but task = "),
+        ('task="regression" score-without-head=true', "needs classes, but task = "),
         ('attack="scaled" attackers=0.2 dataset="device"', "only in a simulation, not on devices"),
     ],
 )

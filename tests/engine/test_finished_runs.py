@@ -258,6 +258,16 @@ def test_another_evaluation_tells_small_errors(serial_run, read_csv, monkeypatch
     assert 0 < means[1] < 1e-4
 
 
+def test_a_model_of_another_run_is_refused(tiny_run):
+    folder, other = (
+        tiny_run(f'strategy="fedavg" num-rounds=1 checkpoint-every=0 model="{model}"')
+        for model in ("mlp", "lenet5")
+    )
+    shutil.copy(other / "model.safetensors", folder)
+    with pytest.raises(RunError, match=r"config\.toml do not belong to the same run$"):
+        FinishedRun.open(folder)
+
+
 def test_the_settings_of_a_run_are_read_once_for_all_clients(tiny_run, monkeypatch):
     folder, read = tiny_run('strategy="fedper" checkpoint-every=1'), []
     settings_of = finished.settings_of
@@ -288,6 +298,12 @@ def test_another_evaluation_refuses_what_it_would_not_do(run, changes, line, tin
         again.evaluate(folder, changes)
     assert str(refused.value).startswith(line)
     assert not (folder / "evaluations.csv").exists()
+
+
+def test_clients_on_devices_are_not_scored_here(tmp_path):
+    (tmp_path / "config.toml").write_text('dataset = "device"')
+    with pytest.raises(RunError, match=": its clients are devices; their state is on the"):
+        again.evaluate(tmp_path, {})
 
 
 @pytest.mark.parametrize(("run", "changes", "why"), [

@@ -617,6 +617,17 @@ def test_a_repeated_release_counts_again(interrupted, read_csv):
         resumed(folder)
 
 
+def test_an_altered_count_of_releases_is_refused(interrupted):
+    folder = interrupted('strategy="fedper" dp.mode="local" dp.noise-multiplier=0.1 num-clients=4')
+    assert len(json.loads((folder / SPENT).read_text())) == 4  # one for each client
+    for altered in ("3", "[3, 3]", "[[3, 3, 3, 3]]", '["x", 3, 3, 3]', "[3, 3"):
+        (folder / SPENT).write_text(altered)
+        with pytest.raises(RunError) as refused:
+            resumed(folder)
+        assert str(refused.value).startswith(f"{folder / SPENT}: ")
+        assert str(refused.value).endswith("; epsilon is unknown")
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, monkeypatch, links):
     def refuse(*_):
