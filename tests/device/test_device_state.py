@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
-from fedapps.device.device import Device, DeviceStore, device_workspace
+from fedapps.device.device import Device, DeviceStore, StateRun, device_workspace
 from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import OTHER_DATA
@@ -405,3 +405,11 @@ def test_changed_data_are_told_although_a_reply_is_lost_or_the_run_killed(
     (folder / checkpoint.FOLDER / "round-000004.fedapps").unlink()
     device_run(f'resume="{folder}" num-rounds=6 {options}')
     assert told() == [("4", "1")]
+
+
+def test_whose_state_it_is_must_be_readable(tmp_path):
+    store = DeviceStore(tmp_path, run=StateRun("a", 0))
+    assert store.state_run() is None
+    (tmp_path / "run.json").write_text('{"run": "a"')
+    with pytest.raises(RunError, match=rf"^{tmp_path}/run\.json: cannot be read \(.*; delete it$"):
+        store.state_run()
