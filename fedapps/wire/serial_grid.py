@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import getattr_static
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -10,8 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedapps.core import flower
-from fedapps.core.errors import RunError
-from fedapps.core.flower import Run, leave_as_it_is
+from fedapps.core.flower import Run
 from fedapps.core.schema import Scalar
 from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.requests import is_concurrent
@@ -19,28 +17,13 @@ from fedapps.wire.requests import is_concurrent
 
 def identify_task() -> None:
     """Set this process's task identity, without which Flower does not create messages."""
-    try:
-        identity = flower.TaskIdentity
-        for name, value in {"run_id": 1, "node_id": 0, "task_id": 0}.items():
-            getattr_static(identity, name)  # raises if this Flower has no such attribute
-            setattr(identity, name, value)
-    except (ImportError, AttributeError) as error:
-        cost = "a serial run needs messages that can be made without it"
-        leave_as_it_is("the identity of a task", str(error), cost)
+    for name, value in {"run_id": 1, "node_id": 0, "task_id": 0}.items():
+        setattr(flower.TaskIdentity, name, value)
 
 
 def give_id(message: Message) -> None:
-    """Give a message its id, as Flower's own Grids do; raises `RunError` if that is impossible."""
-    fields = vars(message.metadata)
-    if "_message_id" in fields:
-        fields["_message_id"] = str(uuid4())
-        return
-    leave_as_it_is("a message's id", "its metadata have no _message_id", "nothing, if it has one")
-    if not message.metadata.message_id:
-        raise RunError(
-            f"Flower {flower.version()} gives messages no id that the serial engine can set; "
-            f"install a version that is known to work: pip install 'flwr=={flower.TESTED}.*'"
-        )
+    """Give a message its id, as Flower's own Grids do."""
+    vars(message.metadata)["_message_id"] = str(uuid4())
 
 
 class SerialGrid(Grid):

@@ -13,7 +13,6 @@ import uvicorn
 from flwr.app import Message, RecordDict
 
 from fedapps.core import flower
-from fedapps.core.errors import RunError
 from fedapps.core.flower import ChangedError, Known
 from fedapps.device import answering, supernode, waiting, warm
 from fedapps.wire import serial_grid as serial
@@ -280,28 +279,3 @@ def test_a_serial_run_says_who_it_is_and_names_its_messages(message, notes):
     serial.give_id(message)
     assert len(message.metadata.message_id) == 36
     assert notes() == []
-
-
-@pytest.mark.parametrize("gone", ["name", "field"])
-def test_without_a_tasks_identity_messages_are_made_as_flower_does(notes, monkeypatch, gone):
-    if gone == "name":
-        module = importlib.import_module("flwr.supercore.task_identity")
-        monkeypatch.delattr(module, "TaskIdentity")
-        monkeypatch.delitem(vars(flower), "TaskIdentity", raising=False)
-    else:
-        monkeypatch.setitem(vars(flower), "TaskIdentity", SimpleNamespace(run_id=None))
-    serial.SerialGrid(lambda *_: None, {}, 1)
-    (line,) = notes()
-    assert "the identity of a task is left as it is" in line and "\n" not in line
-
-
-def test_a_message_that_names_itself_keeps_its_name(notes):
-    metadata = SimpleNamespace(message_id="own")
-    serial.give_id(SimpleNamespace(metadata=metadata))
-    assert metadata.message_id == "own"
-    assert "a message's id is left as it is" in notes()[0]
-
-
-def test_messages_without_any_id_end_a_serial_run_in_one_line():
-    with pytest.raises(RunError, match=r"gives messages no id .* pip install 'flwr==1\.41\.\*'$"):
-        serial.give_id(SimpleNamespace(metadata=SimpleNamespace(message_id="")))
