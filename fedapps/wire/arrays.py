@@ -7,8 +7,6 @@ from functools import lru_cache
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedapps.core.errors import one_line
-from fedapps.core.files import parsing
 from fedapps.models.layers import Arrays
 from fedapps.wire.checks import LARGEST, BadMessage, invalid_values
 
@@ -73,24 +71,17 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
     if array.stype != "numpy.ndarray":
         raise BadMessage(f"{key} comes as {array.stype}: expected numpy.ndarray")
-    if not size < len(array.data) <= size + NPY_HEADER_BYTES:
-        raise BadMessage(f"{len(array.data)} bytes for {key}: expected {size} and a header")
-    header = _header(kind, shape)
-    start = len(header) if array.data.startswith(header) else _start(key, array.data, kind, shape)
     if (array.dtype, array.shape) != (kind.name, shape):  # Flower's own fields, not the header's
         told = f"{array.dtype[:20]}{array.shape[:5]}"
         raise BadMessage(f"{key} is called {told}: expected {kind}{shape}")
-    if len(array.data) - start != size:
-        raise BadMessage(f"{len(array.data) - start} bytes of values for {key}: expected {size}")
-    values = np.frombuffer(array.data, kind, offset=start).reshape(shape)
+    header, found = _header(kind, shape), len(array.data)
+    if not array.data.startswith(header) or found != len(header) + size:
+        wanted = f"{size} after NumPy's header of {kind}{shape}"
+        raise BadMessage(f"{found} bytes for {key}: expected {wanted}")
+    values = np.frombuffer(array.data, kind, offset=len(header)).reshape(shape)
     if kind == DTYPE and (problem := invalid_values(values, largest)):
         raise BadMessage(f"values in {key} are {problem}")
     return values
-
-
-def _told(shape: tuple[int, ...]) -> object:
-    """Return a received shape in a printable form: Python refuses to print very long numbers."""
-    return shape if all(abs(side) < 2**63 for side in shape) else "(a side of impossible length)"
 
 
 @lru_cache(maxsize=10_000)  # a model has few shapes
@@ -101,28 +92,3 @@ def _header(kind: np.dtype, shape: tuple[int, ...]) -> bytes:
     told = {"descr": kind.str, "fortran_order": False, "shape": sides}
     np.lib.format.write_array_header_1_0(file, told)
     return file.getvalue()
-
-
-def _start(key: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> int:
-    """Read a header that another program has written; return where the values start.
-
-    Raises `BadMessage` if it is broken, or the header of another array.
-    """
-    found, fortran, dtype, start = _npy_header(key, data)
-    if (found, fortran, dtype) != (shape, False, kind):
-        order = " in Fortran order" if fortran else ""
-        raise BadMessage(f"{key} as {dtype}{_told(found)}{order}: expected {kind}{shape}")
-    return start
-
-
-def _npy_header(key: str, data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Return shape, whether the order is Fortran's, dtype, and the offset of the values."""
-    file = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            with parsing:
-                return *np.lib.format.read_array_header_1_0(file), file.tell()
-    except Exception as error:  # a header is parsed as Python, so nearly any error can happen
-        raise BadMessage(f"broken array {key}: {one_line(str(error))}") from error
-    raise BadMessage(f"{key} in npy format {version}: expected (1, 0)")

