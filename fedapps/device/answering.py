@@ -128,6 +128,8 @@ class Process:
             self.used = time.monotonic()
         if said.stays:
             self.run = run
+        else:
+            self.end()
         return said
 
     def end_idle(self) -> float:
@@ -210,11 +212,8 @@ class Answering:
                 raise EOFError("its run ended before all of it had come")
             beat = lambda: state.acknowledge_task_heartbeat(task.task_id)  # noqa: E731
             said = self.process.ask(asked, run, beat)
-            problem = said.problem
         except EOFError as error:
-            problem = str(error)
-        if problem:
-            self.refuse(message, problem, state, task)
+            self.refuse(message, str(error), state, task)
         else:
             self.tell(said, state, task)
         self.forget(state)

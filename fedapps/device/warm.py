@@ -12,8 +12,8 @@ depends on its app. If pyproject.toml of the app says
 
 then its ClientApp answers all messages of a run as it would if each came to a new process, as it
 has to in Flower's simulation, too. It is loaded into this process, which from then on belongs to
-this run of this app. Of any other app nothing is known, so each of its messages gets a fork of this
-process, which loads the app.
+this run of this app. Of any other app nothing is known, so this process ends after its message, and
+the next one gets a new process.
 """
 
 import fcntl
@@ -38,7 +38,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import msgspec
-import numpy as np
 
 LIBRARIES = ("flwr.clientapp", "numpy.random", "safetensors.torch", "torch")
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"  # what Flower's process for a message does
@@ -55,13 +54,11 @@ class Asked(msgspec.Struct, frozen=True):
 class Said(msgspec.Struct, frozen=True):
     """The reply: the calls (and their requests) with which Flower's process would send it.
 
-    `stays` says that the process keeps the app and belongs to the run from now on. `problem` says
-    why there is no reply.
+    `stays` says that the process keeps the app and belongs to the run from now on; else it ends.
     """
 
     calls: list[tuple[str, bytes]] = []
     stays: bool = False
-    problem: str = ""
 
 
 class Api:
@@ -107,7 +104,7 @@ class Api:
 
 
 class Process:
-    """This process: it answers messages itself, or in forks."""
+    """This process: it answers the messages of a run, or a single one."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -116,21 +113,18 @@ class Process:
         self.app: Any = None  # the app of this run, once it is loaded
 
     def serve(self) -> None:
-        """Answer messages until the SuperNode hangs up."""
+        """Answer messages until the SuperNode hangs up, or only one."""
+        end_with_peer(self.connection)
         with suppress(EOFError, ConnectionError):
             while self.goes_on_after(self.connection.recv_bytes()):
                 pass
 
     def goes_on_after(self, data: bytes) -> bool:
-        """Answer a message, here or in a fork; return False in the fork, which ends then."""
+        """Answer a message; return whether this process can answer more of its run."""
         api = Api(self.flower, msgspec.msgpack.decode(data, type=Asked))
-        if not self.belongs and not self.stays(api):
-            return self.forked(api)
-        if not self.belongs:
-            self.belongs = True
-            end_with_peer(self.connection)
+        self.belongs = self.belongs or self.stays(api)
         self.answer(api)
-        return True
+        return self.belongs
 
     def stays(self, api: Api) -> bool:
         """Tell whether the app of a message can answer all messages of its run in one process."""
@@ -178,31 +172,8 @@ class Process:
             reply = flower.Message(flower.Error(code, details), reply_to=message)
         flower.push_message(api, reply, context)
         flower.push_task_output(api, context, status, details)
-        self.say(Said(api.calls, self.belongs))
-
-    def say(self, said: Said) -> None:
-        """Send a reply to the SuperNode."""
+        said = Said(api.calls, self.belongs)
         self.connection.send_bytes(msgspec.msgpack.encode(said))
-
-    def forked(self, api: Api) -> bool:
-        """Have a fork answer a message; return False in the fork."""
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):  # forks that have ended since
-                pass
-        reads, writes = os.pipe()
-        if not (pid := os.fork()):
-            os.close(reads)
-            np.random.seed()  # as in a new process; Python's `random` does so itself in a fork
-            end_with_peer(self.connection)
-            self.answer(api)
-            os.write(writes, b"+")
-            os.close(writes)
-            return False
-        os.close(writes)
-        if not os.read(reads, 1):  # it has ended, or crashed
-            self.say(Said(problem=ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))))
-        os.close(reads)
-        return True
 
 
 @contextmanager
@@ -278,7 +249,7 @@ def main() -> None:
     except (ImportError, MemoryError, OSError) as error:  # OSError: no memory for a library
         sys.exit(f"error: the libraries cannot be loaded: {type(error).__name__}: {error}")
     process.connection.send_bytes(b"loaded")
-    gc.freeze()  # otherwise each fork would collect, and so copy, all of this when it ends: 0.7 s
+    gc.freeze()  # otherwise the first collections would look through all of this
     gc.enable()
     process.serve()
 
