@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -93,6 +94,10 @@ CLIENTAPP = {
 }
 
 
+PATIENCE = 10.0  # seconds for a process to end by itself, below those of a task without a sign
+ENDS = "-"  # in place of a run: the process answers no more, as its app needs one for each message
+
+
 class Process:
     """The process that answers messages; it is there from the first message on, or again."""
 
@@ -126,10 +131,7 @@ class Process:
             raise EOFError(self.end()) from None
         finally:
             self.used = time.monotonic()
-        if said.stays:
-            self.run = run
-        else:
-            self.end()
+        self.run = run if said.stays else ENDS
         return said
 
     def end_idle(self) -> float:
@@ -140,6 +142,9 @@ class Process:
 
     def end(self) -> str:
         """End the process, which ends by itself when nobody is connected; return how it ended."""
+        if self._process and self.run == ENDS:  # it may have to write what its app has kept
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
         if self._connection:
             self._connection.close()
         status = self._process.wait() if self._process else 0

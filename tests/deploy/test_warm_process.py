@@ -107,9 +107,30 @@ def test_an_app_that_says_nothing_has_a_new_process_for_each_message(node):
     first, second, other = (node.ask(fab, run) for run in (7, 7, 8))
     assert (first["count"], second["count"], other["count"]) == (1, 1, 1)
     assert len({facts["pid"] for facts in (first, second, other)}) == 3
+    node.process.end()
     assert not any(psutil.pid_exists(facts["pid"]) for facts in (first, second, other))
     assert not set(first["random"]) & set(second["random"])
     assert {facts["stdin"] for facts in (first, second, other)} == {""}
+
+
+def test_such_an_app_can_do_what_it_has_to_at_its_end(node, tmp_path):
+    """As those do that send or write in another thread what they have logged."""
+    path = tmp_path / "written"
+    tell = f"""
+        import atexit, pathlib, time
+
+        def write():
+            time.sleep(0.5)
+            pathlib.Path({str(path)!r}).write_text("all of it")
+
+        atexit.register(write)
+
+        def tell(asked, context):
+            return "told"
+    """
+    assert node.ask(fab_of(textwrap.dedent(tell), stays=False)) == "told"
+    node.process.end()
+    assert path.read_text() == "all of it"
 
 
 @pytest.mark.parametrize("stays", [True, False])
