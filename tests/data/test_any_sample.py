@@ -126,6 +126,18 @@ def test_labels_in_joined_files_stay_labels_whatever_their_size(tmp_path):
     assert data.labels.tolist() == [*LABELS[:N]] * 3
 
 
+@pytest.mark.parametrize(("one", "other"), [
+    ([0, 1], [0.2, 1.7]), ([0, 1], [2**63, 2**63 + 1]), ([0.2, 1.7], [0, 1]),
+])  # fmt: skip
+def test_names_of_clients_in_joined_files_are_not_cut_off(one, other, tmp_path):
+    """All would be floats in one array, which tell fewer clients apart."""
+    for name, groups in (("train", one), ("test", other)):
+        values = {"inputs": np.ones((2, 2)), "targets": LABELS[:2], "groups": np.array(groups)}
+        np.savez(tmp_path / f"{name}.npz", **values)
+    with pytest.raises(RunError, match="must be texts or integers"):
+        load(str(tmp_path), "")
+
+
 @pytest.mark.parametrize("more", [{}, {"groups": np.arange(9)}])
 def test_arrays_of_other_names_are_told_the_shortest_that_would_do(more, tmp_path):
     """As from scikit-learn."""

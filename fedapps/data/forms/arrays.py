@@ -31,7 +31,7 @@ def read(files: Sequence[File], form: Form) -> Found:
     blocks = [block for file in files for block in _blocks(file)]
     for block in blocks:
         _check_like(block, blocks[0])
-    values = {kind: _joined([arrays[kind] for _, arrays in blocks]) for kind in blocks[0][1]}
+    values = {kind: _joined(kind, [arrays[kind] for _, arrays in blocks]) for kind in blocks[0][1]}
     if form.window and form.numbers:  # whole ones, too: they are no labels, at which windows end
         values["targets"] = values["targets"].astype(np.float64)
     sizes = [len(next(iter(arrays.values()))) for _, arrays in blocks]
@@ -63,9 +63,13 @@ def read(files: Sequence[File], form: Form) -> Found:
     )
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Join arrays; of int64 and uint64, NumPy makes floats, which would be no labels or tokens."""
-    if np.result_type(*parts).kind == "f" and parts[0].dtype.kind in "iu":
+def _joined(kind: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Join arrays; of int64 and uint64, NumPy makes floats, which would be no labels or tokens.
+
+    Nor are they names of clients; these stay floats, which are refused.
+    """
+    whole = kind != "groups" and all(part.dtype.kind in "iu" for part in parts)
+    if whole and np.result_type(*parts).kind == "f":
         parts = [part.astype(np.int64) for part in parts]
     return np.concatenate(parts)
 
