@@ -99,10 +99,12 @@ def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
     files = [file for _, file in parts]
     if not (column := form.client_in(parts[0][0].column_names)):
         return np.repeat([file.group for file in files], [len(rows) for rows, _ in parts])
-    tables = [
-        rows.select_columns([column]) if column in rows.column_names else rows.select([])
-        for rows, _ in parts
-    ]
+    there = [column in rows.column_names for rows, _ in parts]
+    if any(there) and not all(there):
+        path = files[there.index(False)].path
+        told = f"{files[there.index(True)].path.name} has it"
+        raise RunError(f"{path}: no column {column} (client-column); {told}")
+    tables = [rows.select_columns([column]) if all(there) else rows.select([]) for rows, _ in parts]
     found = frames.Rows.of([table.to_pandas() for table in tables], files, {})
     found.demand(column, "client-column", frames.FILL)
     owners = found.owners(column)

@@ -1055,6 +1055,20 @@ class TestDatasets:
             load(str(tmp_path / "d"), "", Form("y", column))
         assert f"{tmp_path}/{line}" in str(caught.value)
 
+    @pytest.mark.parametrize("without", [0, 1])
+    def test_a_part_without_the_column_of_clients_is_said(self, without, tmp_path):
+        from datasets import Dataset
+
+        values = {"a": np.arange(4.0).reshape(2, 2).tolist(), "y": [0, 1]}
+        for part in range(2):
+            rows = values if part == without else {**values, "who": ["b", "c"]}
+            Dataset.from_dict(rows).save_to_disk(tmp_path / "d" / f"partition_{part}")
+        line = (
+            f"partition_{without}: no column who .client-column.; partition_{1 - without} has it$"
+        )
+        with pytest.raises(RunError, match=line):
+            load(str(tmp_path / "d"), "", Form("y", "who"))
+
     def test_a_column_names_the_clients_of_arrays(self, tmp_path):
         from datasets import Dataset
 
