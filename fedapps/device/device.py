@@ -24,7 +24,7 @@ from fedapps.core.certificates import given_above
 from fedapps.core.changes import folder_name, owner
 from fedapps.core.config import DEVICE, LAST, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
-from fedapps.core.files import read_json, remove_left_over, stamp, write_whole
+from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending
@@ -180,7 +180,12 @@ class DeviceStore(ClientStore):
     def state_run(self) -> StateRun | None:
         """Return the run that the state belongs to, or None if that is not known."""
         path = self.folder / "run.json"
-        return read_json(path, StateRun, "delete it") if path.exists() else None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=StateRun)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise RunError(f"{path}: cannot be read ({error}); delete it") from error
 
     def save(self, round_: int, state: Mapping[str, Tensor]) -> None:
         """Write the state after `round_`; raises `RunError` if another run has the folder."""

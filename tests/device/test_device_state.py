@@ -407,9 +407,20 @@ def test_changed_data_are_told_although_a_reply_is_lost_or_the_run_killed(
     assert told() == [("4", "1")]
 
 
-def test_whose_state_it_is_must_be_readable(tmp_path):
+def test_whose_state_it_is_must_be_readable(tmp_path, monkeypatch):
     store = DeviceStore(tmp_path, run=StateRun("a", 0))
     assert store.state_run() is None
     (tmp_path / "run.json").write_text('{"run": "a"')
-    with pytest.raises(RunError, match=rf"^{tmp_path}/run\.json: cannot be read \(.*; delete it$"):
+    refused = pytest.raises(
+        RunError, match=rf"^{tmp_path}/run\.json: cannot be read \(.*; delete it$"
+    )
+    with refused:
+        store.state_run()
+
+    def enter(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("stat", "read_bytes"):  # a folder of root, say
+        monkeypatch.setattr(Path, name, enter)
+    with refused:
         store.state_run()
