@@ -74,10 +74,11 @@ def _unpack(key: str, array: Array, shape: tuple[int, ...] | None, largest: floa
     if (array.dtype, array.shape) != (kind.name, shape):  # Flower's own fields, not the header's
         told = f"{array.dtype[:20]}{array.shape[:5]}"
         raise BadMessage(f"{key} is called {told}: expected {kind}{shape}")
-    header, found = _header(kind, shape), len(array.data)
-    if not array.data.startswith(header) or found != len(header) + size:
-        wanted = f"{size} after NumPy's header of {kind}{shape}"
-        raise BadMessage(f"{found} bytes for {key}: expected {wanted}")
+    header = _header(kind, shape)
+    if not array.data.startswith(header):
+        raise BadMessage(f"{key} does not begin with NumPy's header of {kind}{shape}")
+    if (found := len(array.data) - len(header)) != size:
+        raise BadMessage(f"{found} bytes of values for {key}: expected {size}")
     values = np.frombuffer(array.data, kind, offset=len(header)).reshape(shape)
     if kind == DTYPE and (problem := invalid_values(values, largest)):
         raise BadMessage(f"values in {key} are {problem}")

@@ -23,7 +23,7 @@ def announce(values: np.ndarray) -> Array:
     file = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (50_000, 50_000)}
     np.lib.format.write_array_header_1_0(file, header)
-    return Array("float32", (50_000, 50_000), "numpy.ndarray", file.getvalue() + values.tobytes())
+    return Array("float32", values.shape, "numpy.ndarray", file.getvalue() + values.tobytes())
 
 
 def spoilt(app: ClientApp, message: Message, context: Context) -> Message:
