@@ -28,7 +28,7 @@ class Ditto(BaseStrategy):
     eta `lr`, lambda `lambda`; v_i is trained for `personal-epochs`.
     v_i is evaluated; this needs no download and no further fine-tuning. `score-last` scores
     the w that the client has trained. The pull towards w is the trainer's proximal term:
-    `add_proximal` in fedapps/training/gradients.py.
+    `add_proximal` in fedapps/training/stage_run.py.
     A newcomer trains v_i for `personal-epochs` from the shared w, which pulls it.
     """
 

@@ -31,7 +31,7 @@ class FedDyn(BaseStrategy):
     r `fraction-train`, E `local-epochs`, B `batch-size`, eta `lr`, alpha `strength`; `max-norm`
     clips gradients.
     We keep the quadratic term, which some libraries drop. It is the trainer's proximal term
-    (`add_proximal` in fedapps/training/gradients.py); `prox-mu` adds to its weight.
+    (`add_proximal` in fedapps/training/stage_run.py); `prox-mu` adds to its weight.
     The authors' code scores the plain mean of the round's models, not w, and divides alpha by a
     client's share of the samples, and clips before it adds alpha theta; ours is the paper's
     algorithm. On devices, N is the number of ids that train, also of those that never come.

@@ -9,7 +9,7 @@ class FedProx(BaseStrategy):
     Symbols: N `num-clients`, T `num-rounds`, r `fraction-train`, E `local-epochs`,
     B `batch-size`, eta `lr`, mu `prox-mu`.
     The plan is FedAvg's; its stage contains mu, which is 0.01 by default for this method, and the
-    trainer adds the proximal term: `add_proximal` in fedapps/training/gradients.py.
+    trainer adds the proximal term: `add_proximal` in fedapps/training/stage_run.py.
     The mean has weights n_k; the paper draws clients by them, and takes a plain mean.
     A newcomer gets the shared model, and fine-tunes it.
     """
