@@ -101,10 +101,7 @@ class Exchange:
                 try:
                     arrived[update.client] = replace(update, checked=check(update, plan))
                 except (ValueError, KeyError) as error:
-                    grown = isinstance(error, GrownError)
-                    what = "" if grown else "the reply's figures are broken: "
-                    cause = what + one_line(str(error))
-                    self.failures.append(Failure(update.client, cause))
+                    self.failures.append(Failure(update.client, _cause(error)))
             while order and order[0] in arrived:
                 if (ready := arrived.pop(order.popleft())) is not None:
                     yield ready
@@ -112,6 +109,14 @@ class Exchange:
         why = self.given_up()
         self.failures += [Failure(c, why.get(c, NO_REPLY)) for c in unanswered]
         yield from (late for client in order if (late := arrived.get(client)) is not None)
+
+
+def _cause(error: ValueError | KeyError) -> str:
+    """Return why an update whose figures raised `error` is a failure, in one line."""
+    if isinstance(error, GrownError):
+        return one_line(str(error))
+    missing = " is missing" if isinstance(error, KeyError) else ""
+    return f"the reply's figures are broken: {one_line(str(error))}{missing}"
 
 
 def answers_to(

@@ -99,7 +99,7 @@ TRAIN = {
     "no sample": (figure(loss=1.0, samples=0), BROKEN + "a loss of 1 over 0"),
     "many": (figure(samples=2**40), BROKEN + f"samples = {2**40}: at most "),
     "negative": (figure(batches=-1), BROKEN + "Expected `int` >= 0"),
-    "no macs": (lambda content: content[METRICS].pop("macs"), BROKEN + "'macs'"),
+    "no macs": (lambda content: content[METRICS].pop("macs"), BROKEN + "'macs' is missing"),
     "losses": (figure(loss=[1.0, 2.0]), BROKEN + "Expected `float`, got `array` - at `$.loss`"),
     "macs": (figure(macs=2**62), BROKEN + f"macs = {2**62}: at most "),
     "cost": (figure(cost_paper=2**62), BROKEN + f"cost_paper = {2**62}: "),
