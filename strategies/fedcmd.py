@@ -78,8 +78,8 @@ class FedCMD(WarmUp, KeepsLast):
       sent its l* gets the mean with weights n_i.
     A newcomer gets the mean of the last round and phase 1's personal layer, and fine-tunes.
 
-    State: `votes` [K_p, layers] and, if layers are mixed, `phi` [N, n], the last l* of each client,
-    and `last/<key>`, the layers after l* that each client sent last.
+    State: `votes` [rounds of phase 1 with votes so far, layers] and, if layers are mixed, `phi`
+    [N, n], the last l* of each client, and `last/<key>`, the layers after l* that it sent last.
     """
 
     citation = "Chen et al."
@@ -92,11 +92,10 @@ class FedCMD(WarmUp, KeepsLast):
     options: Settings
 
     def setup(self) -> None:
-        """Read the fixed layers, if any, and allocate the votes."""
+        """Read the fixed layers, if any."""
         super().setup()
         self.fixed = self.fixed_layers()
         self.in_eval_mode = () if self.options.layer else ("train",)
-        self.state["votes"] = np.zeros((self.warmup, len(self.layout.names)), int)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -134,7 +133,10 @@ class FedCMD(WarmUp, KeepsLast):
                 self.event(round_, update.client, "score", f"{name} {scores[name]:.6g}")
             vote = min(self.candidates()[::-1], key=lambda name: scores[name])  # ties: the later
             self.event(round_, update.client, "vote", vote)
-            self.state["votes"][round_ - 1, self.layout.names.index(vote)] += 1
+            votes = self.votes  # has as many rounds as have voted, whatever T will be
+            votes = np.pad(votes, ((0, max(0, round_ - len(votes))), (0, 0)))
+            votes[round_ - 1, self.layout.names.index(vote)] += 1
+            self.state["votes"] = votes
         elif self.mixes:
             self.state["phi"][update.client] = update.extras["phi/layer"]
             self.keep_last(update.client, update.arrays)
@@ -144,7 +146,7 @@ class FedCMD(WarmUp, KeepsLast):
         if not self.warmup:
             return
         names, clients = self.layout.names, self.settings.num_clients
-        for round_, votes in enumerate(self.state["votes"], 1):
+        for round_, votes in enumerate(self.votes, 1):
             if votes.any():
                 self.event(round_, "server", "chosen", names[majority(votes)])
         self.event(self.warmup, "server", "personal-layer", names[self.chosen])
@@ -155,14 +157,18 @@ class FedCMD(WarmUp, KeepsLast):
             self.start_last()
 
     @property
+    def votes(self) -> np.ndarray:
+        """How many clients voted for each layer: int [rounds, layers]."""
+        return self.state.get("votes", np.zeros((0, len(self.layout.names)), int))
+
+    @property
     def chosen(self) -> int:
         """The index of l*: the layer that most rounds of phase 1 chose.
 
-        A round whose clients all failed has no vote, unless no round has any.
+        A round whose clients all failed has no vote; if no round has any, it is the last layer.
         """
-        votes = self.state["votes"]
-        voted = votes[votes.any(1)] if votes.any() else votes
-        return majority(np.bincount([majority(round_) for round_ in voted]))
+        voted = [majority(votes) for votes in self.votes if votes.any()]
+        return majority(np.bincount(np.array(voted, int), minlength=len(self.layout.names)))
 
     def candidates(self) -> Slice:
         """All layers but the first; `fc`: only those whose weights are matrices or vectors.

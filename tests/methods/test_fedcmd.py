@@ -95,14 +95,14 @@ def test_ties_go_to_the_layer_nearer_the_output():
 def test_rounds_choose_and_not_all_ballots_together(flat_config):
     """Ten ballots are for fc1 and eight for fc2, but fc2 won two rounds of three."""
     strategy = strategy_of(client_of(flat_config, "num-rounds=30"))
-    strategy.state["votes"][:] = [[0, 0, 6, 0, 0], [0, 0, 2, 4, 0], [0, 0, 2, 4, 0]]
+    strategy.state["votes"] = np.array([[0, 0, 6, 0, 0], [0, 0, 2, 4, 0], [0, 0, 2, 4, 0]])
     assert strategy.layout.names[strategy.chosen] == "fc2"
 
 
 def test_a_round_without_votes_has_no_say(flat_config):
     """Without the rounds in which all clients failed, fc2 won the only one."""
     strategy = strategy_of(client_of(flat_config, "num-rounds=30"))
-    strategy.state["votes"][:] = [[0, 0, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 0, 0, 0]]
+    strategy.state["votes"] = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 0, 0, 0]])
     told = []
     strategy.event = lambda round_, client, kind, text: told.append((round_, kind, text))
     strategy.end_warmup()
@@ -121,7 +121,7 @@ def test_a_clients_own_tie_goes_to_the_layer_nearer_the_output(flat_config):
 
 def test_personal_layers_that_point_away_from_each_other_do_not_mix(flat_config):
     strategy = strategy_of(client_of(flat_config, "num-rounds=10"))
-    strategy.state["votes"][0, 3] = 1  # fc2
+    strategy.state["votes"] = np.array([[0, 0, 0, 1, 0]])  # fc2
     strategy.event = lambda *event: None
     strategy.end_warmup()
     phi = np.random.default_rng(0).normal(size=strategy.state["phi"].shape[1])

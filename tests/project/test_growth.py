@@ -193,7 +193,8 @@ def test_a_method_tells_the_bytes_of_its_state(method, flat_config, tiny_npz):
     space = Workspace(config.read(flat_config(tiny_npz, options)))
     strategy = registry.strategy_class(method)(space)
     if method == "fedcmd":  # the most that it can be: the first candidate is chosen
-        strategy.state["votes"][:, strategy.layout.names.index(strategy.candidates()[0])] = 1
+        first = strategy.candidates()[0]
+        strategy.state["votes"] = np.array([[name == first for name in strategy.layout.names]], int)
     if hasattr(strategy, "end_warmup"):
         strategy.end_warmup()
     kept = sum(value.nbytes for name, value in strategy.state.items() if strategy.grows(name))
