@@ -199,10 +199,6 @@ def _square_norms(module: Supported, values: Tensor, gradient: Tensor) -> Tensor
     """Return [b]: the squared norm of each sample's gradient of weight and bias together."""
     if isinstance(module, nn.Linear):
         bias = 0 if module.bias is None else 1
-        if gradient.dim() > 2:  # the layer is applied to each place of a sequence
-            values, gradient = values.flatten(1, -2), gradient.flatten(1, -2)
-            squares = torch.bmm(gradient.transpose(1, 2), values).square().sum((1, 2))
-            return squares + bias * gradient.sum(1).square().sum(1)
         return gradient.square().sum(1) * (values.square().sum(1) + bias)
     padding = module.padding if isinstance(module.padding, tuple) else 0
     columns = unfold(values, module.kernel_size, module.dilation, padding, module.stride)
@@ -217,7 +213,6 @@ def _set_weighted_gradient(
     """Set `.grad` of weight and bias to sum_i weights_i g_i."""
     scaled = gradient * weights.view(-1, *[1] * (gradient.dim() - 1))
     if isinstance(module, nn.Linear):
-        scaled, values = scaled.flatten(0, -2), values.flatten(0, -2)
         module.weight.grad = scaled.t() @ values
     else:
         module.weight.grad = conv2d_weight(
