@@ -25,7 +25,8 @@ def notes(dataset: Dataset, split: str, partitioner: str = "", task: str = "") -
     chosen = task not in ("", "auto")
     of_rows = [] if chosen else [*_of_one_hot(dataset)]
     floats = () if of_rows or task == "regression" else _of_floats(dataset)
-    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *of_rows, *floats, *groups]
+    amounts = () if chosen else _of_amounts(dataset)
+    return [*[*pixels][:1], *unknown, *_of_labels(dataset), *amounts, *of_rows, *floats, *groups]
 
 
 def _of_groups(dataset: Dataset, split: str, partitioner: str) -> Iterator[str]:
@@ -123,4 +124,15 @@ def _of_labels(dataset: Dataset) -> Iterator[str]:
             f"{dataset.name}: only labels {some([*map(str, there)])} of 0..{count - 1} occur, so"
             f" the model has {count} outputs where {needed} would do; number them"
             f' 0..{needed - 1}, or set task="regression" if they are numbers, such as ages'
+        )
+
+
+def _of_amounts(dataset: Dataset) -> Iterator[str]:
+    """Tell of whole numbers in a table that are many for classes, unless some do not occur."""
+    count = len(np.unique(dataset.labels))
+    unnamed = dataset.has_labels and dataset.columns and not dataset.names
+    if unnamed and count == dataset.classes > MOST_CLASSES:
+        yield (
+            f"{dataset.name}: the target's {count} whole numbers, 0..{count - 1}, are learned as"
+            ' classes; set task="regression" if they are amounts, such as days'
         )

@@ -307,6 +307,20 @@ def test_data_that_are_probably_a_mistake_are_told(images, labels, line, tmp_pat
     assert [line in note for note in found] == [True] * bool(line)
 
 
+@pytest.mark.parametrize(("days", "before", "told"), [(15, "", 1), (9, "", 0), (15, "day", 0)])
+def test_whole_numbers_that_look_like_amounts_are_told(days, before, told, tmp_path):
+    """In a table, such as days of stay; not if the classes have names."""
+    rows = "".join(f"{row / 7},{before}{row % days}\n" for row in range(60))
+    (tmp_path / "t.csv").write_text("age,days\n" + rows)
+    found = notes(load(str(tmp_path / "t.csv"), ""), "merged")
+    line = (
+        f"the target's {days} whole numbers, 0..{days - 1}, are learned as classes; set "
+        'task="regression" if they are amounts, such as days'
+    )
+    assert [line in note for note in found] == [True] * told
+    assert notes(load(str(tmp_path / "t.csv"), ""), "merged", task="classification") == []
+
+
 def test_classes_that_nobody_can_learn_are_told(tmp_path):
     images, path = np.full((6, 4, 4), 7, np.uint8), tmp_path / "own.npz"
     labels = {"train_labels": np.array([0, 1] * 3), "test_labels": np.array([0, 1, 2] * 2)}
