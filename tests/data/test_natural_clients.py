@@ -149,6 +149,15 @@ def test_clients_that_are_probably_the_same_are_told(space):
     )
 
 
+def test_a_misspelled_client_that_is_left_out_is_told(space):
+    groups = np.array(["Ward", "b"])[np.arange(80) % 2]
+    groups[:3] = "ward"
+    values = {"inputs": np.ones((80, 2)), "targets": np.arange(80) % 2, "groups": groups}
+    left_out, alike, *_ = space("num-clients=0", **values).population.told
+    assert left_out.startswith("1 of 3 groups have fewer than min-samples") and "ward" in left_out
+    assert alike.startswith("clients Ward, ward differ only in case or blanks; ")
+
+
 @pytest.mark.parametrize(("split", "partitioner", "said"), [
     ("merged", "iid", 'partitioner = "iid"; "natural" makes each of 4 a client'),
     ("merged", "natural", 'split = "merged" mixes with the training part'),

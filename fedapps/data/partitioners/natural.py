@@ -63,7 +63,8 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
     named = texts[left].tolist()
-    told = [*_left_out(texts, enough, tested, settings), *told, *alike("clients", named)]
+    same = alike("clients", texts.tolist())  # also those with few samples, as misspelled ones have
+    told = [*_left_out(texts, enough, tested, settings), *told, *same]
     if len(named) < len(texts):
         numbered = [f"{client} = {name}" for client, name in enumerate(named)]
         told.append(f"the clients are {some(numbered)}")
