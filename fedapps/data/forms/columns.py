@@ -255,8 +255,8 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
 def _cure_of_texts(values: pd.Series, frame: pd.DataFrame, columns: Sequence[Column]) -> str:
     """Say what to do with a column that holds texts only, and is taken for numbers."""
     texts = [*stripped(values.dropna())]
-    if _DATE.match(texts[0]):
-        return _DATES
+    if _COMMA.fullmatch(texts[0]) or _DATE.match(texts[0]):
+        return _cure(texts[0])
     if _are_sentences(texts):
         return _SENTENCES
     read = "set text-length to read them as sentences, or " * (len(columns) == 1)

@@ -35,6 +35,7 @@ from fedapps.data.forms.form import (
 from fedapps.data.pictures import grayed, mode_of, pictures_of
 
 PICTURES = (".png", ".jpg", ".jpeg")
+HIDDEN = (".", "~$")  # beginnings of names of the system, and of programs that have a table open
 LOST = "lost+found"  # a folder of the file system's own, which only root may enter
 
 
@@ -107,8 +108,8 @@ def _everything(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for path, inner, names in os.walk(folder, onerror=refuse):  # rglob leaves out what is closed
-        inner[:] = [name for name in inner if name[0] != "." and name != LOST]
-        found += [Path(path, name) for name in (*inner, *names) if name[0] != "."]
+        inner[:] = [name for name in inner if not name.startswith(HIDDEN) and name != LOST]
+        found += [Path(path, name) for name in (*inner, *names) if not name.startswith(HIDDEN)]
     return sorted(found, key=lambda path: ([*map(composed, path.parts)], path))
 
 

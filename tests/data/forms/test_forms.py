@@ -486,6 +486,7 @@ def test_a_folder_that_may_not_be_read_is_refused_and_not_left_out(frame, tmp_pa
     for who in ("anna", "ben"):
         (tmp_path / who).mkdir()
         frame.to_csv(tmp_path / who / "rows.csv", index=False)
+    (tmp_path / "~$a.csv").write_text("of a program that has the table open")
     for name in (".hidden", "lost+found"):  # the system's own
         (tmp_path / name).mkdir()
     closed, listed = [tmp_path / ".hidden", tmp_path / "lost+found"], os.scandir
@@ -688,6 +689,13 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
         load(str(tmp_path / "t.csv"), "", Form(**form))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_decimal_comma_in_all_rows_of_a_named_column_is_told(tmp_path):
+    """A rule cannot name values with commas."""
+    pd.DataFrame({"bmi": ["18,5", "25,0"], "ill": [0, 1]}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(RunError, match=r'bmi holds "18,5"; .*; a decimal comma\? write 18\.5$'):
+        load(str(tmp_path / "t.csv"), "", Form(columns="bmi"))
 
 
 def test_all_columns_of_texts_in_a_rule_of_ones_own_are_named_at_once(tmp_path):
