@@ -226,7 +226,7 @@ def _check_names(folder: Path, space: Workspace) -> None:
             was, called = ([*names, "nobody"][min(place, len(names))] for names in (known, now))
             raise RunError(
                 f"{folder}: needs the data of the run: {what} {place} was {was}, and is"
-                f" {called} now"
+                f" {called} now; put back what the run had, or use models exported before"
             )
 
 

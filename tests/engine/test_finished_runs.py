@@ -373,7 +373,7 @@ def test_data_in_which_a_number_is_somebody_else_are_refused(change, told, peopl
     if not told:
         FinishedRun.open(folder)
         return
-    with pytest.raises(RunError, match=f"needs the data of the run: {told}$"):
+    with pytest.raises(RunError, match=f"needs the data of the run: {told}; put back what"):
         FinishedRun.open(folder)
 
 
