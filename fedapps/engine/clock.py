@@ -138,7 +138,7 @@ class VirtualClock(Clock):
             return [client for client in self.strategy.select(round_) if client in there]
         size = math.ceil((1 + s.over_selection) * self.cohort - ROUNDING)
         if self.is_async:
-            size -= len(self.on_their_way.clients)
+            size = max(0, size - len(self.on_their_way.clients))  # devices can have left
         chosen = sample_some(s.seed, round_, len(there), min(size, len(there)))
         return [there[index] for index in chosen]
 

@@ -10,8 +10,10 @@ from fedapps.core.draws import sample_clients
 from fedapps.core.errors import RunError
 from fedapps.engine.clocks import clock
 from fedapps.engine.finished import FinishedRun
+from fedapps.engine.on_its_way import Answer
 from fedapps.engine.profiles import read
 from fedapps.engine.store import ClientStore, state_folders
+from fedapps.method.update import ClientUpdate
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
 from tests.support.killed import differences
@@ -239,6 +241,21 @@ def test_a_mean_over_all_clients_is_right_although_some_drop_out(
             size = np.abs(expected).max()
             assert size > 0
             np.testing.assert_allclose(found, expected, atol=1e-5 * size)
+
+
+def test_nobody_is_asked_while_more_clients_are_at_work_than_a_smaller_cohort_has(flat_config):
+    """Of ten devices seven leave: two of the three others, of whom one may work, are at work."""
+    flat = flat_config(REAL, 'num-clients=10 devices="lognormal" round-mode=async')
+    strategy = registry.strategy_class("fedavg")(Workspace(config.read(flat)))
+    ours = clock(strategy)
+    for client in (3, 8):
+        ours.on_their_way.keep(Answer(9.0, 1, ClientUpdate(client, {}, 5)), 1, {})
+    for there, asked in (((0, 3, 8), 0), (range(6), 1), (range(10), 3)):
+        strategy.devices.clear()
+        strategy.devices |= {client: {} for client in there}
+        free = ours.there(2)
+        assert {*free} == {*there} - {3, 8}
+        assert len({*ours.select(2, free)} & {*free}) == asked
 
 
 # The same on every engine, and after a kill ---------------------------------------------------
