@@ -8,7 +8,7 @@ client was asked. docs/time.md explains the keys.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Clock:
     def now(self) -> float | None:
         """Virtual seconds since the start of the run."""
         return None
+
+    @property
+    def at_work(self) -> Collection[int]:
+        """The clients at work for an earlier round."""
+        return ()
 
     def begin(self) -> None:
         """Begin a run, or go on with a resumed one; raises `RunError` if that is impossible."""
@@ -111,6 +116,11 @@ class VirtualClock(Clock):
         """Virtual seconds since the start of the run."""
         return float(self.strategy.state[NOW])
 
+    @property
+    def at_work(self) -> Collection[int]:
+        """The clients whose updates are on their way."""
+        return self.on_their_way.clients
+
     def begin(self) -> None:
         """Refuse to go on with a run that began with other devices."""
         if (self.strategy.state[DEVICES] != self.profiles.digest).any():
@@ -119,7 +129,7 @@ class VirtualClock(Clock):
 
     def there(self, round_: int) -> Sequence[int]:
         """Return the clients that are available, and not at work for an earlier round."""
-        clients, busy = self.strategy.clients, self.on_their_way.clients
+        clients, busy = self.strategy.clients, self.at_work
         if (chance := self.profiles.availability).min() == 1 and not busy:
             return clients
         free = self._draws("availability", round_) < chance
@@ -138,7 +148,7 @@ class VirtualClock(Clock):
             return [client for client in self.strategy.select(round_) if client in there]
         size = math.ceil((1 + s.over_selection) * self.cohort - ROUNDING)
         if self.is_async:
-            size = max(0, size - len(self.on_their_way.clients))  # devices can have left
+            size = max(0, size - len(self.at_work))  # devices can have left
         chosen = sample_some(s.seed, round_, len(there), min(size, len(there)))
         return [there[index] for index in chosen]
 

@@ -95,12 +95,14 @@ class Receiving:
         totals: RoundTotals,
         fleet: Fleet,
         spoilt: str = "",
+        others: int = 0,
     ) -> None:
         """Log and record failures, and who declined; raises `RunError` if there are too many.
 
         A device that declines is as one that is away: it has not failed, but a run in which all
         decline can end. One that has more samples than it said is asked anew. `spoilt` says why
-        there is no secure sum of those that have not failed.
+        there is no secure sum of those that have not failed. `others` counts the clients at work
+        for an earlier round: they have not failed, either.
         """
         failures = sorted(exchange.failures, key=lambda failure: failure.client)
         failing = "failed" if kind == "train" else "failed in the evaluation"
@@ -121,7 +123,7 @@ class Receiving:
         self.nodes.recheck(failed | grown, fleet, late, grown)
         if fleet.workers:  # in a simulation, the next worker would die for the same reason
             refuse_dead_workers(round_, failures)
-        asked = len({*exchange.requests} | {failure.client for failure in failures})
+        asked = others + len({*exchange.requests} | {failure.client for failure in failures})
         if kind == "evaluate":  # who withholds scores has not failed, so that not all have
             told = [failure for failure in failures if not failure.withheld]
             if asked and len(failures) - len(told) == asked:

@@ -118,6 +118,7 @@ class Rounds:
         arrived = self.exchange.updates(replies, self.layout, self.checks.training)
         sent = collusion.colluding(self.settings, self.attackers, arrived)
         counted = self.receiving.accepted(round_, sent, self.exchange, self.totals)
+        others = len(self.clock.at_work)
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         summed = self.summing.release(round_, in_time, self.exchange.failures)
         reference = partial(reference_of, self.strategy, round_)
@@ -133,7 +134,7 @@ class Rounds:
         self.totals.bytes_down += sum(down for down, _ in moved.values())
         self.totals.bytes_up += sum(up for _, up in moved.values())
         self.receiving.handle_failures(
-            round_, "train", self.exchange, self.totals, self.fleet, self.summing.spoilt
+            round_, "train", self.exchange, self.totals, self.fleet, self.summing.spoilt, others
         )
         means = returned.check_aggregate(round_, new, self.layout)
         self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))

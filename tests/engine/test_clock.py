@@ -16,6 +16,7 @@ from fedapps.engine.store import ClientStore, state_folders
 from fedapps.method.update import ClientUpdate
 from fedapps.serial import run_serial
 from fedapps.training.workspace import Workspace
+from tests.support.fits import hooked
 from tests.support.killed import differences
 
 SPEEDS = {
@@ -256,6 +257,31 @@ def test_nobody_is_asked_while_more_clients_are_at_work_than_a_smaller_cohort_ha
         free = ours.there(2)
         assert {*free} == {*there} - {3, 8}
         assert len({*ours.select(2, free)} & {*free}) == asked
+
+
+@pytest.mark.parametrize("options", [
+    "round-mode=async buffer=1 fraction-train=0.8", "deadline=0.5 late=later fraction-train=0.8",
+])  # fmt: skip
+def test_who_fails_ends_no_run_in_which_others_are_at_work(
+    options, run, devices, monkeypatch, read_csv, read_rounds
+):
+    """One who diverges is asked again at once, so that a round may ask nobody else."""
+    bad, failing = {2, 3}, [2, 3]
+
+    def loss(client, own, logits, labels):
+        return own(logits, labels) * (math.nan if client.client in failing else 1.0)
+
+    hooked(monkeypatch, "fedavg", "loss", loss)
+    folder = run(devices(), options, "num-rounds=20 evaluate-every=0")
+    rows, events = read_rounds(folder), read_csv(folder, "events.csv")
+    assert {int(e["client"]) for e in events if e["kind"] == "failure"} == bad
+    alone = {int(row["round"]) for row in rows if 0 < row["clients"] == row["failures"]}
+    assert len(rows) == 20 and alone
+    counted = {int(e["round"]) for e in events if e["kind"] == "staleness"}
+    assert alone & counted
+    failing[:] = range(6)
+    with pytest.raises(RunError, match=r"^round 1: 4 of 4 clients failed \(all failed\)"):
+        run(devices(), options)
 
 
 # The same on every engine, and after a kill ---------------------------------------------------
