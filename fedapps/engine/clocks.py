@@ -67,6 +67,13 @@ def _check(clock: VirtualClock) -> None:
             f"{what}: {s.strategy} does more than average updates of one common model (it replaces"
             f" {', '.join(own)})"
         )
+    some = strategy.workspace.population.some_client
+    first, last = ({*strategy.plan(r, some).upload} for r in (1, s.num_rounds))
+    if s.aggregation != "mean" and first != last:
+        raise RunError(
+            f'aggregation = "{s.aggregation}": not with {what}, as {s.strategy} exchanges other'
+            ' layers later, and a round would have updates of both; use "mean"'
+        )
     if clock.is_async and clock.buffer > clock.cohort:
         most = f"the {clock.cohort} clients that are at work (fraction-train)"
         raise RunError(f"buffer = {clock.buffer}: must be at most {most}")

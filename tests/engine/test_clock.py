@@ -348,6 +348,13 @@ def refusal(flat_config, devices):
     ('deadline=5.0 late=later strategy="feddyn"', "deadline = 5: feddyn keeps a mean over all"),
     ('round-mode=async strategy="scaffold"', 'round-mode = "async": scaffold does more than'),
     ('dropout=0.5 strategy="scaffold"', ""),
+    ('round-mode=async strategy="fedseq"', ""),
+    ('round-mode=async strategy="fedper" aggregation="median"', ""),
+    ('deadline=5.0 strategy="fedseq" aggregation="median"', ""),
+    (
+        'deadline=5.0 late=later strategy="fedseq" aggregation="median"',
+        'aggregation = "median": not with late = "later", as fedseq exchanges other layers later',
+    ),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(options, why, refusal):
     said = refusal(options)
