@@ -116,20 +116,31 @@ def _check_robust(strategy: BaseStrategy) -> None:
     if s.dp.mode == "central":
         raise RunError(f'{key}: dp.mode = "central" makes only the plain mean private; use "mean"')
     count = sample_size(len(clients), s.fraction_train)
-    _check_expected(s, RULES[s.aggregation], key, count)
+    updates, more = count, "fraction-train"
+    if s.round_mode == "async":
+        updates, more = buffer_of(s, count), "buffer"
+    _check_expected(s, RULES[s.aggregation], key, updates, more)
     shapes, upload = strategy.layout.shapes, strategy.plan(s.num_rounds, clients[0]).upload
     sizes = [math.prod(shapes[name]) for name in strategy.layout.shared(upload)]
     what = f"{key}, which holds the updates of all {count} clients of a round,"
     reserve(what, needed_bytes(sizes, count), "use a smaller fraction-train")
 
 
-def _check_expected(s: Settings, rule: Rule, key: str, count: int) -> None:
-    """Refuse `robust-share` if that is nobody, or too many, of the `count` clients of a round."""
+def buffer_of(settings: Settings, cohort: int) -> int:
+    """Return how many updates make a new model in asynchronous rounds."""
+    return settings.buffer or -(-cohort // 2)
+
+
+def _check_expected(s: Settings, rule: Rule, key: str, count: int, larger: str) -> None:
+    """Refuse `robust-share` if that is nobody, or too many, of the `count` clients of a round.
+
+    A larger value of the key `larger` makes them more.
+    """
     share, expected = f"robust-share = {s.robust_share:g}", expected_attackers(s, count)
     if count < (needed := rule.least(expected)):
         raise RunError(
             f"{key}: with {share} a round needs {needed} clients or more, but has {count}; "
-            "use a smaller robust-share or a larger fraction-train"
+            f"use a smaller robust-share or a larger {larger}"
         )
     if "robust-share" in rule.keys and s.robust_share and not expected:
         more = f"at least {smallest_share(count):g}, or " if count >= rule.least(1) else ""

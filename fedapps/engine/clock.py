@@ -17,7 +17,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator, sample_size, sample_some
 from fedapps.core.errors import RunError
 from fedapps.core.ids import Ids
-from fedapps.engine.checks import replaced
+from fedapps.engine.checks import buffer_of, replaced
 from fedapps.engine.on_its_way import Answer, OnItsWay
 from fedapps.engine.profiles import read
 from fedapps.method.flower import BaseStrategy
@@ -101,7 +101,7 @@ class VirtualClock(Clock):
         self.keeps = self.is_async or (s.late == "later" and ends_early)
         self.ranks = self.keeps or bool(s.over_selection)
         self.limit = s.deadline or math.inf
-        self.buffer = s.buffer or -(-self.cohort // 2)
+        self.buffer = buffer_of(s, self.cohort)
         self.on_their_way = OnItsWay(strategy.state)
         strategy.state[NOW] = np.zeros(())
         strategy.state[DEVICES] = self.profiles.digest

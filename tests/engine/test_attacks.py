@@ -224,6 +224,9 @@ def test_any_number_of_supernodes_gives_the_same_bytes(serial_run):
     assert differences(*folders) == []
 
 
+ASYNC = 'devices="lognormal" round-mode="async" fraction-train=1.0'
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -236,6 +239,14 @@ def test_any_number_of_supernodes_gives_the_same_bytes(serial_run):
         (
             'aggregation="trimmed-mean" robust-share=0.2 fraction-train=0.6',
             "robust-share = 0.2 of a round's 3 clients is nobody; use at least 0.3334, or 0",
+        ),
+        (
+            f'{ASYNC} aggregation="trimmed-mean" robust-share=0.2',
+            "robust-share = 0.2 of a round's 3 clients is nobody; use at least 0.3334, or 0",
+        ),
+        (
+            f'{ASYNC} aggregation="krum" robust-share=0.25 buffer=4',
+            "a round needs 5 clients or more, but has 4; use a smaller robust-share or a larger b",
         ),
         ("attackers=0.19", "attackers = 0.19: of 5 clients that is nobody; use at least 0.2"),
         ("attackers=0.3 num-clients=3", "of 3 clients that is nobody; use at least 0.3334"),
