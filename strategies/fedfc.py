@@ -107,13 +107,11 @@ class FedFC(SplitStrategy):
             return self.checked_cut(int(self.state["cuts"][client]))
         text = self.options.cuts.replace(" ", "")
         words = text.split(",") if text else ["0"]
-        if not all(word.isdecimal() for word in words) or len(words) not in (
-            1,
-            self.settings.num_clients,
-        ):
+        count = self.workspace.settings.num_clients  # of the run: a newcomer has no cut
+        if not all(word.isdecimal() for word in words) or len(words) not in (1, count):
             raise RunError(
-                f'fedfc.cuts = "{text}": must be one number, one for each of the '
-                f"{self.settings.num_clients} clients as 2,4,7,10, or auto"
+                f'fedfc.cuts = "{text}": must be one number, one for each of the {count} clients '
+                "as 2,4,7,10, or auto"
             )
         return self.checked_cut(int(words[client % len(words)]), "cuts")
 

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+import fedapps
+from fedapps.engine.finished import FinishedRun
 from fedapps.method.update import ClientUpdate
 from fedapps.split.rules import Smashed
 from tests.support.split_float64 import CLOSE, fresh, sgd
@@ -22,6 +24,18 @@ def test_fedfc_leaves_copies_out_that_were_not_trained(world):
     found = strategy.aggregate(1, iter(updates))
     found = {key.partition(".")[0]: set(value.ravel()) for key, value in found.items()}
     assert found == {"l1": {1.5}, "l2": {2.0}}
+
+
+def test_the_shared_model_of_a_run_with_a_cut_for_each_client_is_there(
+    serial_run, tiny_npz, read_model
+):
+    """Cuts are those of the run's clients; whoever comes later gets the whole model."""
+    options = 'strategy="fedfc" fedfc.cuts="1,2,1" num-clients=3 num-rounds=1'
+    folder = serial_run(f"{tiny_npz} {options}")
+    plan, model = FinishedRun.open(folder).newcomer_plan(), read_model(folder)
+    assert plan.newcomer and {name.partition(".")[0] for name in model} == {*plan.download}
+    found = fedapps.load(folder).model(None).module.state_dict()
+    assert all((found[key].numpy() == value).all() for key, value in model.items())
 
 
 def test_batchnorms_see_the_joined_batch_or_each_clients_part(world):
