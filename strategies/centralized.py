@@ -18,8 +18,8 @@ class Centralized(BaseStrategy):
 
     Symbols: T `num-rounds`, E `local-epochs`, B `batch-size`, eta `lr`, F `finetune-epochs`.
     `trainable` is the part of the model that is trained (FedBABU's centralized experiment).
-    `fraction-train` has no effect, because all training samples are used in every round, and
-    `prox-mu` none, because nobody receives a model to stay near to.
+    `fraction-train` has no effect, because all training samples are used in every round, nor have
+    `deadline` and `dropout`, and `prox-mu` none, because nobody receives a model to stay near to.
     A newcomer gets the server's model, and fine-tunes it.
     """
 
@@ -27,7 +27,7 @@ class Centralized(BaseStrategy):
     exchanges = "nothing"
     sends_its_model = False
     needs_union = True
-    unused = ("fraction-train", "prox-mu")
+    unused = ("deadline", "dropout", "fraction-train", "prox-mu")
     options: Settings
 
     def setup(self) -> None:

@@ -196,8 +196,8 @@ class VirtualClock(Clock):
         self.strategy.state[NOW] = np.array(end + server_macs / self.profiles.server)
 
     def end(self) -> None:
-        """Warn at the end of a run if no update has counted in any round."""
-        if not self.strategy.state[COUNTED]:
+        """Warn at the end of a run if no update has counted, unless the server trained alone."""
+        if not (self.strategy.state[COUNTED] or self.strategy.needs_union):
             cure = "a longer deadline" if self.limit < math.inf else "a smaller dropout"
             if self.strategy.settings.dataset == DEVICE and self.limit < math.inf:
                 cure = "round-timeout instead of deadline"

@@ -193,6 +193,7 @@ def test_who_drops_out_is_asked_but_never_trains(run, devices, fits, read_csv, r
     ("deadline=1000.0", []),
     ("dropout=0.999999", ["no update has counted in any round"]),
     ("deadline=0.01 late=later", ["no update has counted in any round"]),
+    ("deadline=0.01 strategy=centralized", []),  # the server learns
 ])  # fmt: skip
 def test_it_is_said_if_no_update_counts(options, warned, run, devices, capsys, fits, workspace_of):
     """Once in a round, once at the end, and when the shared model is asked for."""
@@ -210,6 +211,12 @@ def test_it_is_said_if_no_update_counts(options, warned, run, devices, capsys, f
         with pytest.raises(RunError, match=r"no update has counted .* name a client"):
             FinishedRun.open(resumed).shared()
         assert FinishedRun.open(resumed).client(0)
+
+
+def test_nobody_can_be_late_where_the_server_trains_alone(run, devices, untimed_rounds):
+    options = ("", "deadline=0.01 dropout=0.5")
+    one, two = (untimed_rounds(run(devices(1e6), "strategy=centralized", o)) for o in options)
+    assert one == two and float(one[-1]["virtual_seconds"]) > 0.04
 
 
 def test_only_available_clients_are_asked(run, devices, fits):

@@ -177,6 +177,10 @@ PATIENT = "patience=1 evaluate-on=validation validation-fraction=0.2"
     *((f'dataset="device" {WRITES} input-shape="{shape}"', lines) for shape, lines in (
         ("2", []), ("4", ['input-shape = "4" has no effect with text-length = 2, which says it']),
       )),
+    (
+        'strategy="centralized" devices="lognormal" deadline=5.0 dropout=0.5',
+        [f"{key} has no effect on centralized" for key in ("deadline = 5.0", "dropout = 0.5")],
+    ),
     (f'dataset="device" {WRITES}', []),
     (
         f'dataset="device" {WRITES} target-column="y"',
