@@ -416,6 +416,17 @@ def test_what_depends_on_the_number_of_rounds_is_said_of_the_new_one(serial_run,
     assert "round 2 depends on the number of rounds" in said and "stay frozen" not in said
 
 
+@pytest.mark.parametrize(("schedule", "told"), [("constant", False), ("cosine", True)])
+def test_a_schedule_of_the_server_alone_depends_on_the_number_of_rounds(
+    schedule, told, serial_run, capsys
+):
+    """Its rates are in no client's plan."""
+    folder = serial_run(f'strategy="centralized" lr-schedule="{schedule}" num-rounds=2')
+    capsys.readouterr()
+    resumed(folder, "num-rounds=3")
+    assert ("round 2 depends on the number of rounds" in capsys.readouterr().out) == told
+
+
 @pytest.mark.parametrize(
     ("options", "rounds", "enough", "too_many"),
     [  # of 3 parts of a body the last is unfrozen after 2T/3 rounds, a warm-up is over after T/2
