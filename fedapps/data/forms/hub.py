@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.core.errors import RunError, needed, one_line
-from fedapps.core.words import some
+from fedapps.core.words import shortened, some
 from fedapps.data.forms.form import File, Form, Found, by_part
 from fedapps.data.pictures import grayed, pixels, readable, stacked
 
@@ -43,7 +43,7 @@ def read(folder: Path, form: Form) -> Found:
         for name, rows in parts:
             if name and name not in SPLITS:
                 raise RunError(f"{path}: split {name}; must be one of {', '.join(SPLITS)}")
-            found.append((rows, File(path, SPLITS.get(name, ""), group)))
+            found.append((rows, File(path / name, SPLITS.get(name, ""), group)))
     return _found(found, form)
 
 
@@ -61,6 +61,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     inputs = [name for name in features if name not in (target, form.client_column)]
     column = "" if form.goes_on else _input({name: features[name] for name in inputs}, form, path)
     files = [file for _, file in parts]
+    chosen = [column] if column else _named(form) or inputs
+    _check_alike(parts, [target, form.client_column, *chosen], bool(column))
     if not column:
         from fedapps.data.forms import frames, tables  # load pandas
 
@@ -92,6 +94,26 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     return Found(whole, names, told=tuple(told), named=True)
 
 
+def _check_alike(parts: list[tuple[Any, File]], names: list[str], arrays: bool) -> None:
+    """Refuse parts whose columns are not of the same kind: each can number classes by itself.
+
+    Of those of a table, without `arrays`, only the names of classes have to be the same.
+    """
+    (first, file), *others = parts
+    for rows, other in others:
+        for name in names:
+            one, two = first.features.get(name), rows.features.get(name)
+            if (one is None) != (two is None):
+                lacks, has = (file, other) if one is None else (other, file)
+                raise RunError(f"{lacks.path}: no column {name}; {has.path.name} has it")
+            if one != two if arrays else getattr(one, "names", 0) != getattr(two, "names", 0):
+                told = f"{shortened(str(two), 100)}; in {file.path.name} it is"
+                rule = "encode or cast the column before the data are divided"
+                raise RunError(
+                    f"{other.path}: column {name} is {told} {shortened(str(one), 100)}; {rule}"
+                )
+
+
 def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
     """Return the client of each row, as its folder or the column of clients says; texts [N]."""
     from fedapps.data.forms import frames  # loads pandas
@@ -99,17 +121,19 @@ def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
     files = [file for _, file in parts]
     if not (column := form.client_in(parts[0][0].column_names)):
         return np.repeat([file.group for file in files], [len(rows) for rows, _ in parts])
-    there = [column in rows.column_names for rows, _ in parts]
-    if any(there) and not all(there):
-        path = files[there.index(False)].path
-        told = f"{files[there.index(True)].path.name} has it"
-        raise RunError(f"{path}: no column {column} (client-column); {told}")
-    tables = [rows.select_columns([column]) if all(there) else rows.select([]) for rows, _ in parts]
+    there = column in parts[0][0].column_names
+    tables = [rows.select_columns([column]) if there else rows.select([]) for rows, _ in parts]
     found = frames.Rows.of([table.to_pandas() for table in tables], files, {})
     found.demand(column, "client-column", frames.FILL)
     owners = found.owners(column)
     assert owners is not None
     return owners.to_numpy().astype(str)
+
+
+def _named(form: Form) -> list[str]:
+    """Return the columns that the run names as inputs; none if it leaves that to the data."""
+    rule = form.columns.split(",") if form.columns else []
+    return [name.partition("=")[0].strip() for name in rule]
 
 
 def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:
@@ -118,8 +142,7 @@ def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:
 
     pictures = [name for name, kind in kinds.items() if isinstance(kind, Image)]
     arrays = [n for n, kind in kinds.items() if hasattr(kind, "feature") or hasattr(kind, "shape")]
-    named = [name.strip() for name in form.columns.split(",")] if form.columns else []
-    chosen = named or pictures or arrays
+    chosen = _named(form) or pictures or arrays
     if not {*chosen} & {*pictures, *arrays}:
         return ""
     if len(chosen) > 1:

@@ -1063,19 +1063,58 @@ class TestDatasets:
             load(str(tmp_path / "d"), "", Form("y", column))
         assert f"{tmp_path}/{line}" in str(caught.value)
 
-    @pytest.mark.parametrize("without", [0, 1])
-    def test_a_part_without_the_column_of_clients_is_said(self, without, tmp_path):
+    @pytest.mark.parametrize(("column", "without"), [("who", 0), ("who", 1), ("a", 1), ("y", 1)])
+    def test_a_part_without_a_column_that_is_read_is_said(self, without, column, tmp_path):
         from datasets import Dataset
 
-        values = {"a": np.arange(4.0).reshape(2, 2).tolist(), "y": [0, 1]}
+        values = {"a": np.arange(4.0).reshape(2, 2).tolist(), "y": [0, 1], "who": ["b", "c"]}
+        rest = {"z": [[1.0], [2.0]]} | {key: rows for key, rows in values.items() if key != column}
         for part in range(2):
-            rows = values if part == without else {**values, "who": ["b", "c"]}
+            rows = rest if part == without else values
             Dataset.from_dict(rows).save_to_disk(tmp_path / "d" / f"partition_{part}")
-        line = (
-            f"partition_{without}: no column who .client-column.; partition_{1 - without} has it$"
-        )
+        line = f"partition_{without}: no column {column}; partition_{1 - without} has it"
         with pytest.raises(RunError, match=line):
-            load(str(tmp_path / "d"), "", Form("y", "who"))
+            load(str(tmp_path / "d"), "", Form("y", "who", "a"))
+
+    @pytest.mark.parametrize("cells", [[0.5, 1.5, 2.5], [[0.5, 1.0]] * 3])
+    def test_the_classes_of_all_parts_have_the_same_numbers(self, cells, tmp_path):
+        """Each part that is encoded by itself numbers its own classes from 0."""
+        from datasets import ClassLabel, Dataset, DatasetDict
+
+        names = {"train": ["cat", "dog", "horse"], "test": ["horse", "dog", "dog"]}
+        parts = {
+            part: Dataset.from_dict({"x": cells, "kind": kinds}) for part, kinds in names.items()
+        }
+        each = DatasetDict(parts).class_encode_column("kind")
+        each.save_to_disk(tmp_path / "d")
+        for part, name in enumerate(("train", "test")):
+            each[name].save_to_disk(tmp_path / "p" / f"partition_{part}")
+        for last, first in (("d/test", "train"), ("p/partition_1", "partition_0")):
+            folder = tmp_path / last.partition("/")[0]
+            for form in (Form(), Form("kind"), Form("x", columns="kind")):
+                if form.target_column == "x" and isinstance(cells[0], list):
+                    continue
+                with pytest.raises(RunError) as caught:
+                    load(str(folder), "", form)
+                said = str(caught.value)
+                assert said.startswith(f"{tmp_path / last}: column kind is ClassLabel(")
+                assert "'dog', 'horse'])" in said
+                assert f"; in {first} it is ClassLabel(names=['cat', 'dog', 'horse'])" in said
+        kind = ClassLabel(names=["cat", "dog", "horse"])
+        DatasetDict(parts).cast_column("kind", kind).save_to_disk(tmp_path / "whole")
+        data = load(str(tmp_path / "whole"), "")
+        assert data.target_values.tolist() == [0, 1, 2, 2, 1, 1]
+        assert data.names == ("cat", "dog", "horse")
+
+    def test_numbers_of_a_later_part_are_not_cut_to_whole_ones(self, tmp_path):
+        from datasets import Dataset
+
+        for part, cells in enumerate(([[1, 2], [2, 3]], [[1.7, 2.2], [0.4, 0.6]])):
+            rows = Dataset.from_dict({"x": cells, "y": [0, 1]})
+            rows.save_to_disk(tmp_path / f"partition_{part}")
+        line = "partition_1: column x is .*float64.*; in partition_0 it is .*int64"
+        with pytest.raises(RunError, match=line):
+            load(str(tmp_path), "", Form("y"))
 
     def test_a_column_names_the_clients_of_arrays(self, tmp_path):
         from datasets import Dataset
