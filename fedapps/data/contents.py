@@ -9,7 +9,8 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
-from fedapps.data.npz import KEYS, OTHERS, Array, Rows, as_float32, in_text, not_finite
+from fedapps.data.npz import KEYS, OTHERS, Array, Rows, in_text, not_finite
+from fedapps.data.precision import as_float32
 from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer

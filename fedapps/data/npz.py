@@ -1,6 +1,7 @@
 """Arrays of an .npz file: described by their headers; rows are read when they are needed."""
 
 import math
+import os
 import struct
 import tokenize
 import zipfile
@@ -19,6 +20,7 @@ import numpy as np
 from fedapps.core.errors import RunError
 from fedapps.core.files import parsing
 from fedapps.core.words import composed
+from fedapps.data.precision import as_float32
 from fedapps.data.spec import CURE, LARGEST, RANGE
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -66,20 +68,29 @@ class Array:
     shape: tuple[int, ...]
     dtype: np.dtype
     offset: int | None  # of the first value; None: compressed or in Fortran order
+    stamp: tuple[int, ...] = ()  # of the file that was described
+
+    @contextmanager
+    def opened(self) -> Iterator[BufferedReader]:
+        """Open the file; raises `RunError` if it is no longer the one that was described."""
+        with reading(self.path), self.path.open("rb") as file:
+            if _stamp(file) != self.stamp:
+                raise RunError(f"{self.path}: has changed since the run opened it")
+            yield file
 
     def first(self, nbytes: int) -> np.ndarray:
         """Return the values at the beginning, at most `nbytes` bytes of them, as a flat array."""
         count = min(nbytes // self.dtype.itemsize, math.prod(self.shape))
         if self.offset is None:
             return self.whole.ravel()[:count]
-        with reading(self.path):
-            return np.fromfile(self.path, self.dtype, count, offset=self.offset)
+        with self.opened() as file:
+            return np.fromfile(file, self.dtype, count, offset=self.offset)
 
     @cached_property
     def whole(self) -> np.ndarray:
         """All values, which stay in memory: a compressed member can only be read from its start."""
-        with reading(self.path), parsing, np.load(self.path, allow_pickle=False) as file:
-            return file[self.key]
+        with self.opened() as file, parsing, np.load(file, allow_pickle=False) as arrays:
+            return arrays[self.key]
 
 
 def held(path: Path, key: str, values: np.ndarray) -> Array:
@@ -121,7 +132,7 @@ def headers(path: Path, keys: Sequence[str] = MEMBERS) -> dict[str, Array]:
 
     Raises `RunError` for a file that is broken, or an array of Python objects.
     """
-    with reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+    with reading(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
         return {
             info.filename.removesuffix(".npy"): _header(path, archive, info, file)
             for info in archive.infolist()
@@ -149,10 +160,17 @@ def _header(
     if start + dtype.itemsize * math.prod(shape) != info.file_size:
         raise ValueError(f"{key} does not have the size that its header states")
     if info.compress_type != zipfile.ZIP_STORED or fortran:
-        return Array(path, key, shape, dtype, None)
+        return Array(path, key, shape, dtype, None, _stamp(file))
     file.seek(info.header_offset + 26)  # in the local header: lengths of name and extra field
     name, extra = struct.unpack("<HH", file.read(4))
-    return Array(path, key, shape, dtype, info.header_offset + 30 + name + extra + start)
+    offset = info.header_offset + 30 + name + extra + start
+    return Array(path, key, shape, dtype, offset, _stamp(file))
+
+
+def _stamp(file: BufferedReader) -> tuple[int, ...]:
+    """Return what is another if the file at a path has been replaced or written again."""
+    about = os.fstat(file.fileno())
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _refuse_objects(path: Path, key: str, dtype: np.dtype) -> None:
@@ -178,15 +196,6 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
     if not all(0 <= side < MOST_VALUES for side in shape):
         raise ValueError(f"{key} has an impossible shape")
     return shape, fortran, dtype
-
-
-def as_float32(values: np.ndarray) -> np.ndarray:
-    """Return values as float32; infinity is in place of those that are too large, without a word.
-
-    Whoever looks for what is not finite reports them more clearly than NumPy.
-    """
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32, copy=False)
 
 
 def not_finite(array: Array, row: int, values: np.ndarray, cure: str = "") -> RunError:
@@ -281,8 +290,7 @@ class Rows:
         if not in_file[array_of].any():
             return out
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(array_of) != 0)) + 1
-        path = self.arrays[0].path
-        with reading(path), path.open("rb") as file:
+        with self.arrays[in_file.argmax()].opened() as file:
             for first, last in pairwise([0, *ends.tolist(), len(rows)]):
                 if in_file[array_of[first]]:
                     array, part = self.arrays[array_of[first]], out[first:last]

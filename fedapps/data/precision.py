@@ -42,6 +42,15 @@ def told(where: object, names: Sequence[str], values: np.ndarray, targets: bool)
     return [line]
 
 
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """Return values as float32; infinity is in place of those that are too large, without a word.
+
+    Whoever looks for what is not finite reports them more clearly than NumPy.
+    """
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
 def _finite(rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows in float64, some at a time; NaN is in place of what is not finite."""
     for first in range(0, len(rows), ROWS):
