@@ -46,21 +46,20 @@ def read(files: Sequence[File], form: Form) -> Found:
 
 
 def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
-    """Read the files; codes of clients, of categories and of classes of the run stay texts.
-
-    Numbers are no classes of a run that has names for them: nobody has said which is which.
-    """
+    """Read the files; codes of clients, of categories and of classes of the run stay texts."""
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
     kept = _kept(form, form.targets)
     texts = {form.client_column, *_kept(form, ())}
     frames = frames_of(paths, texts, named, kept)
-    if form.names == tuple(map(str, range(len(form.names)))):
+    if not _has_names(form):
         return frames
     targets = {*_target_columns(frames[0], files, form)}
-    kept = _kept(form, targets)
-    written = frames_of(paths, texts | targets, named, kept)
-    plain = [[n for n in targets & {*each} if not holds_texts(each[n])] for each in written]
-    return [each.astype(dict.fromkeys(n, "string")) for each, n in zip(written, plain, strict=True)]
+    return frames_of(paths, texts | targets, named, _kept(form, targets))
+
+
+def _has_names(form: Form) -> bool:
+    """Tell whether the classes of the run have names other than their numbers."""
+    return form.names != tuple(map(str, range(len(form.names))))
 
 
 def _kept(form: Form, targets: Iterable[str]) -> Kept:
@@ -72,8 +71,15 @@ def _kept(form: Form, targets: Iterable[str]) -> Kept:
 
 
 def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form) -> Found:
-    """Read tables that are in memory; `files` say where each is from."""
+    """Read tables that are in memory; `files` say where each is from.
+
+    Numbers are no classes of a run that has names for them: nobody has said which is which.
+    """
     targets = _target_columns(frames[0], files, form)
+    if _has_names(form):
+        plain = [[n for n in {*targets} & {*each} if not holds_texts(each[n])] for each in frames]
+        pairs = zip(frames, plain, strict=True)
+        frames = [each.astype(dict.fromkeys(names, "string")) for each, names in pairs]
     rows = Rows.of(frames, files, _kept(form, targets))
     if form.client_column in targets:
         raise RunError(

@@ -25,10 +25,14 @@ def read(folder, form=None, **texts):
 
 
 def save(frame, folder, kind, name="t"):
-    """Write a table as CSV or Parquet; return its path."""
+    """Write a table as CSV, Parquet or a folder of `datasets`; return its path."""
     path = folder / f"{name}.{kind}"
     if kind == "csv":
         frame.to_csv(path, index=False)
+    elif kind == "datasets":
+        datasets = extra("datasets")
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_pandas(frame).save_to_disk(path)
     else:
         extra("pyarrow")
         frame.to_parquet(path)
@@ -201,7 +205,7 @@ class TestTexts:
         assert targets == [1, 0]
         np.testing.assert_array_equal(inputs, np.eye(3)[:2])
 
-    @pytest.mark.parametrize("kind", ["csv", "parquet"])
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "datasets"])
     @pytest.mark.parametrize(("cells", "names", "line"), [
         ([1, 0], ("ill", "well"), "class 1; the run has ill, well"),
         ([None, 0], ("ill", "well"), "class 0; the run has ill, well"),
@@ -209,6 +213,7 @@ class TestTexts:
         ([1.0, 2.0], ("a", "b", "c"), "class 1.0; the run has a, b, c"),
         ([1, 0], ("1", "2"), "class 0; the run has 1, 2"),
         ([2, 1], ("1", "2"), [1, 0]),
+        ([2, 1], ("1", "2", "3"), [1, 0]),
         ([1, 0], ("0", "1"), [1, 0]),
         (["well", "ill"], ("ill", "well"), [1, 0]),
     ])  # fmt: skip
