@@ -21,17 +21,17 @@ def read(
     """
     chosen = columns.parsed(rule)
     kept = {column.name: column.texts for column in chosen if column.texts}
-    named = [client_column, *(column.name for column in chosen)]
-    frames = frames_of([file.path], [client_column, *kept], named, kept)
+    names = [column.name for column in chosen]
+    frames = frames_of([file.path], [client_column, *kept], [client_column, *names], kept, names)
     rows, told = Rows.of(frames, [file], kept), list[str]()
     if len(shape) > 1:
         rows, told = _whole_windows(rows, shape[0], client_column)
     values = columns.encoded(rows, chosen, gaps).astype(np.float32)
-    empty = rows.frame[[column.name for column in chosen]].isna().to_numpy()
+    empty = rows.frame[names].isna().to_numpy()
     if empty.any() and not gaps:
         (row, column), whole = np.argwhere(empty)[0], "window" if len(shape) > 1 else "row"
         raise RunError(
-            f"{rows.where(int(row))}: column {chosen[column].name} is empty; the model fills no"
+            f"{rows.where(int(row))}: column {names[column]} is empty; the model fills no"
             f" values, as its run did not (missing={' or '.join(FILLS)}); leave the {whole} out"
         )
     if empty.any():

@@ -28,7 +28,8 @@ LOOKED_AT = 10_000  # rows that tell whether the texts of a column repeat
 
 csv.field_size_limit(2**31 - 1)  # for the whole process: pandas takes longer cells than csv does
 
-Kept = Mapping[str, Collection[str]]  # by column: texts that the run names, so none is missing
+Names = Collection[str]
+Kept = Mapping[str, Names]  # by column: texts that the run names, so none is missing
 
 
 @dataclass(frozen=True)
@@ -169,18 +170,19 @@ def _one_kind(frames: Sequence[pd.DataFrame]) -> Sequence[pd.DataFrame]:
 
 
 def frames_of(
-    paths: Sequence[Path], texts: Collection[str], named: Collection[str], kept: Kept
+    paths: Sequence[Path], texts: Names, named: Names, kept: Kept, whole: Names = ()
 ) -> list[pd.DataFrame]:
     """Read files that belong together; the columns `texts` are texts, so that 001 stays 001.
 
     So is a column that holds texts in one of the files. An index of a .parquet is a column if the
-    run has `named` it. Texts that are `kept` are not missing. Raises `RunError` for a file that is
-    broken or empty.
+    run has `named` it. Texts that are `kept` are not missing. A first line that has the names of
+    the `whole` table is one, also if they are numbers. Raises `RunError` for a file that is broken
+    or empty.
     """
-    frames = [_frame(path, texts, named, kept) for path in paths]
+    frames = [_frame(path, texts, named, kept, whole) for path in paths]
     mixed = {str(name) for frame in frames for name in frame if holds_texts(frame[name])}
     if any(name in mixed and not holds_texts(frame[name]) for frame in frames for name in frame):
-        return [_frame(path, {*texts, *mixed}, named, kept) for path in paths]
+        return [_frame(path, {*texts, *mixed}, named, kept, whole) for path in paths]
     return frames
 
 
@@ -199,10 +201,10 @@ def whole_with_gaps(frame: pd.DataFrame, schema: Any) -> pd.DataFrame:
     return frame.astype(kinds)
 
 
-def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kept) -> pd.DataFrame:
+def _frame(path: Path, texts: Names, named: Names, kept: Kept, whole: Names) -> pd.DataFrame:
     try:
         if kind_of(path) == ".csv":
-            frame = _csv(path, texts, kept)
+            frame = _csv(path, texts, kept, whole)
         elif kind_of(path) == ".parquet":
             from pyarrow import parquet
 
@@ -227,9 +229,10 @@ def _frame(path: Path, texts: Collection[str], named: Collection[str], kept: Kep
     return frame.rename(columns=lambda name: composed(str(name).strip()))
 
 
-def _csv(path: Path, texts: Collection[str], kept: Kept) -> pd.DataFrame:
+def _csv(path: Path, texts: Names, kept: Kept, whole: Names) -> pd.DataFrame:
     first, below = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
-    if found := [cell.strip() for cell in first if _VALUE.fullmatch(cell)]:
+    found = [cell.strip() for cell in first if _VALUE.fullmatch(cell)]
+    if found and not (whole and {*whole} <= {composed(cell.strip()) for cell in first}):
         under = [cell for name, cell in zip(first, below, strict=False) if _VALUE.fullmatch(name)]
         if not _are_names([*map(float, found)], [float(v) for v in under if _VALUE.fullmatch(v)]):
             rule = "put a line of names of columns above it, or, if these are the names, begin them"

@@ -50,11 +50,13 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
     kept = _kept(form, form.targets)
     texts = {form.client_column, *_kept(form, ())}
-    frames = frames_of(paths, texts, named, kept)
+    rule = columns.parsed(form.columns) if form.columns and form.targets else []
+    whole = [c.name for c in rule] + form.targets * bool(rule)
+    frames = frames_of(paths, texts, named, kept, whole)
     if not _has_names(form):
         return frames
     targets = {*_target_columns(frames[0], files, form)}
-    return frames_of(paths, texts | targets, named, _kept(form, targets))
+    return frames_of(paths, texts | targets, named, _kept(form, targets), whole)
 
 
 def _has_names(form: Form) -> bool:

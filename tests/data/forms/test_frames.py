@@ -418,6 +418,35 @@ class TestFirstLine:
             with pytest.raises(RunError, match="line 1 has numbers"):
                 frames_of([tmp_path / "t.csv"], (), (), {})
 
+    @pytest.mark.parametrize("copy", [False, True])
+    def test_columns_that_the_run_names_are_names(self, copy, tmp_path):
+        """Those of an array are called 0, 1, 2; the rows of a table to predict can be in order."""
+        rows, path = np.array([[0.1, 0.2, 0.3], [0.5, 0.4, 0.7]]), tmp_path / "t.csv"
+        np.save(tmp_path / "t.npy", np.c_[rows, [0, 1]])
+        data = load(str(tmp_path / "t.npy"), "", Form(labels=True))
+        assert (data.columns, data.target_column) == ("0,1,2", "3")
+        for order in ([0, 1, 2], [2, 0, 1]):
+            frame = pd.DataFrame(np.c_[rows, [7, 7]])[[*order, 3]]
+            for table in (frame, frame.drop(columns=3)):
+                table.to_csv(path, index=False)
+                found = unlabelled(path, data.inputs, data.columns, copy=copy)
+                np.testing.assert_array_equal(found.read(np.arange(2)), rows.astype(np.float32))
+        own = load(save(frame, tmp_path, "csv"), "", Form("3", columns="0,1,2"))
+        np.testing.assert_array_equal(values(own)[0], rows.astype(np.float32))
+        assert values(own)[1] == [7, 7]
+
+    @pytest.mark.parametrize("text", ["0.1,0.2,0.3\n0,1,2\n", "0,1,1.5\n0,1,2\n", "1,2,3\n0,1,2\n"])
+    def test_a_line_without_all_of_them_is_none(self, text, tmp_path):
+        path = tmp_path / "t.csv"
+        path.write_text(text)
+        for read in (
+            lambda: unlabelled(path, Spec((3,), FLOAT), "0,1,2"),
+            lambda: load(str(path), "", Form("2", columns="0,1")),
+            lambda: load(str(path), "", Form("1")),  # not all are named
+        ):
+            with pytest.raises(RunError, match="line 1 has numbers"):
+                read()
+
 
 class TestArraysAlone:
     """A bare .npy is a table, of which the last column is the target."""
