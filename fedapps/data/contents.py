@@ -168,7 +168,9 @@ def _checked_highest(array: Array) -> int:
     what, other = ("token", "a table") if inputs else ("label", "numbers to predict")
     if low < 0 or high >= MAX_CLASSES:
         cure = "" if array.key.endswith("labels") else f"; {other} must be saved as floats"
-        cure += ', or be in a table with task="regression"' * array.key.endswith("targets")
+        if array.key.endswith("targets"):
+            cure += ', or be in a table with task="regression"'
+            cure += ', and classes in one with task="classification"' * (low < 0)
         raise RunError(
             f"{array.path}: {array.key} holds {what} {low if low < 0 else high};"
             f" must be 0..{MAX_CLASSES - 1}{cure}"

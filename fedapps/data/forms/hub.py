@@ -67,7 +67,7 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
         from fedapps.data.forms import frames, tables  # load pandas
 
         made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
-        known = () if names else form.names  # `own` compares names that the data have
+        known = tuple(map(str, range(len(names)))) or form.names
         found = tables.of_frames(made, files, replace(form, target_column=target, names=known))
         return replace(found, names=names or found.names, named=bool(names))
     sizes = [len(rows) for rows, _ in parts]

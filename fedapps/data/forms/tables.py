@@ -262,6 +262,9 @@ def _targets(rows: Rows, names: Sequence[str], form: Form) -> tuple[np.ndarray, 
     whole = len(names) == 1 and _are_whole(frame[names[0]], form.labels)
     exact = np.uint64 if pd.api.types.is_unsigned_integer_dtype(frame[names[0]]) else np.int64
     values = frame.to_numpy(exact if whole and not form.numbers else np.float64)
+    negative = whole and not form.numbers and values.min() < 0
+    if negative and (form.labels or len(np.unique(values)) == 2):  # names, such as -1 and 1
+        return class_numbers(values[:, 0].astype(str), form.names, rows.where)
     if len(names) == 1 and pd.api.types.is_bool_dtype(frame[names[0]]):
         values = values.astype(bool)
     if len(names) == 1:

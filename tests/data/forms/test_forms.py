@@ -1106,6 +1106,16 @@ class TestDatasets:
         assert data.target_values.tolist() == [0, 1, 2, 2, 1, 1]
         assert data.names == ("cat", "dog", "horse")
 
+    @pytest.mark.parametrize("labels", [False, True])
+    def test_a_row_without_a_class_is_no_class(self, labels, tmp_path):
+        """It has -1, as in the test part of data of a competition."""
+        from datasets import ClassLabel, Dataset, Features, Value
+
+        kinds = Features({"x": Value("float64"), "y": ClassLabel(names=["cat", "dog"])})
+        Dataset.from_dict({"x": [0.5, 1.5], "y": [-1, 1]}, kinds).save_to_disk(tmp_path / "d")
+        with pytest.raises(RunError, match="d: row 0: class -1; the run has 0, 1"):
+            load(str(tmp_path / "d"), "", Form(labels=labels))
+
     def test_numbers_of_a_later_part_are_not_cut_to_whole_ones(self, tmp_path):
         from datasets import Dataset
 

@@ -1,6 +1,7 @@
 """Tables as people have them: gaps, slips, several files, texts that look like numbers."""
 
 import re
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -150,6 +151,30 @@ class TestTargets:
         form = Form(columns="x", missing="drop", names=("0", "1", "2"))
         own = of_device(Path(path), Spec((1,), FLOAT), label_spec(3), form)
         assert own.target_values.tolist() == wanted
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "datasets"])
+    @pytest.mark.parametrize(("cells", "form", "names"), [
+        ([-1, 1, 1, -1], Form("y"), ("-1", "1")),
+        ([-1, 1, 1, -1], Form("y", labels=True), ("-1", "1")),
+        ([-1.0, 1.0, 1.0, -1.0], Form("y", labels=True), ("-1", "1")),
+        ([-1, 1, 0, -1], Form("y", labels=True), ("-1", "0", "1")),
+    ])  # fmt: skip
+    def test_negative_numbers_are_names_of_classes(self, cells, form, names, kind, tmp_path):
+        """A device that the run tells these names reads the same table."""
+        path = save(pd.DataFrame({"x": range(4), "y": cells}), tmp_path, kind)
+        data = load(path, "", form)
+        assert data.names == names
+        assert values(data)[1] == [names.index(str(int(cell))) for cell in cells]
+        if isinstance(cells[0], int):
+            own = replace(form, columns="x", names=names)
+            mine = of_device(Path(path), Spec((1,), FLOAT), label_spec(len(names)), own)
+            assert values(mine) == values(data)
+        assert load(path, "", Form("y", numbers=True)).target_values.tolist() == cells
+
+    def test_negative_numbers_that_can_be_a_count_are_not(self, tmp_path):
+        line = r'holds label -3; must be 0\.\.65535; .* task="regression".*="classification"'
+        with pytest.raises(RunError, match=line):
+            read(tmp_path, t="x,y\n1,-3\n2,1\n3,4\n")
 
     def test_other_floats_stay_numbers(self, tmp_path):
         found = read(tmp_path, Form(labels=True), t="x,y\n1,1.0\n2,0.5\n")
