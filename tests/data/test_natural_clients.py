@@ -49,6 +49,16 @@ def test_each_group_that_is_large_enough_is_a_client_in_the_order_of_numbers(spa
     )
 
 
+@pytest.mark.parametrize(("names", "order"), [
+    (("-1", "-20", "3"), ["-20", "-1", "3"]),
+    (("--3", "-1", "20"), ["--3", "-1", "20"]),  # texts
+])  # fmt: skip
+def test_only_what_is_a_number_is_sorted_as_one(names, order, space):
+    rows = {"inputs": np.arange(24.0).reshape(12, 2), "targets": np.arange(12) % 2}
+    found = space("num-clients=0 min-samples=2", groups=np.repeat([*names], 4), **rows)
+    assert [*found.population.names] == order
+
+
 def test_some_groups_are_drawn_by_the_seed(space):
     drawn = {
         space(f"num-clients=2 min-samples=2 seed={seed}").population.names for seed in range(9)

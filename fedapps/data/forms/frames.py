@@ -61,9 +61,8 @@ class Rows:
         """Say where a row is, for messages."""
         file, place = self.files[self.file[row]], int(self.place[row])
         in_lines = kind_of(file.path) == ".csv" and not file.copy
-        return f"{file.path}: " + (
-            f"line {_line(file.path, place)}" if in_lines else f"row {place}"
-        )
+        told = f"line {_line(file.path, place)}" if in_lines else f"row {place}"
+        return f"{file.path}: {told}"
 
     def of_file(self, values: Sequence[str]) -> np.ndarray:
         """Return for each row what `values` say of its file, texts [N]."""
@@ -95,9 +94,8 @@ class Rows:
             hint = f"{did_you_mean(name, known)}; there are {some(known)}"
             raise RunError(f"{self.files[0].path}: no column {name} ({key}){hint}")
         if (empty := self.frame[name].isna().to_numpy()).any():
-            raise RunError(
-                f"{self.where(int(empty.argmax()))}: column {name} is empty ({key}); {cure}"
-            )
+            row = int(empty.argmax())
+            raise RunError(f"{self.where(row)}: column {name} is empty ({key}); {cure}")
         refuse_lists(self.frame[name], self.where)
 
 
@@ -226,29 +224,34 @@ def _frame(path: Path, texts: Names, named: Names, kept: Kept, whole: Names) -> 
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
         raise RunError(f"{path}: has no rows")
-    return frame.rename(columns=lambda name: composed(str(name).strip()))
+    return as_compared(frame, path)
+
+
+def as_compared(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return a table with names of columns as they are compared; raises `RunError` for twins."""
+    names = frame.columns.map(lambda name: composed(str(name).strip()))
+    if names.has_duplicates:
+        raise RunError(f"{path}: column {names[names.duplicated()][0]} is there twice")
+    return frame.set_axis(names, axis=1)
 
 
 def _csv(path: Path, texts: Names, kept: Kept, whole: Names) -> pd.DataFrame:
     first, below = [*(cells for _, cells in islice(_rows(path), 2)), [], []][:2]
+    names = [composed(cell.strip()) for cell in first]
     found = [cell.strip() for cell in first if _VALUE.fullmatch(cell)]
-    if found and not (whole and {*whole} <= {composed(cell.strip()) for cell in first}):
+    if found and not (whole and {*whole} <= {*names}):
         under = [cell for name, cell in zip(first, below, strict=False) if _VALUE.fullmatch(name)]
         if not _are_names([*map(float, found)], [float(v) for v in under if _VALUE.fullmatch(v)]):
             rule = "put a line of names of columns above it, or, if these are the names, begin them"
-            raise RunError(
-                f"{path}: line 1 has numbers, {some(found)}; {rule} with a letter: x{found[0]}"
-            )
-    head: pd.Series = pd.Series([cell or np.nan for cell in first], dtype=object)
-    names = head.str.strip()
-    if names.duplicated().any():
-        raise RunError(f"{path}: column {names[names.duplicated()].iloc[0]} is there twice")
-    if len(names) == 1 and set(";\t") & set(str(names[0])):
+            told = f"line 1 has numbers, {some(found)}; {rule} with a letter: x{found[0]}"
+            raise RunError(f"{path}: {told}")
+    as_compared(pd.DataFrame(columns=[cell or np.nan for cell in first]), path)  # refuses twins
+    if len(names) == 1 and set(";\t") & set(names[0]):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
     if len(below) > len(first):
         pd.read_csv(path, header=None, nrows=2, **_AS_WRITTEN)  # refuses more cells than names
-    plain = [name for name in head.dropna() if composed(name.strip()) in texts]
-    gaps: Any = {place: _gaps(composed(str(name)), kept) for place, name in enumerate(names)}
+    plain = [cell for cell, name in zip(first, names, strict=True) if cell and name in texts]
+    gaps: Any = {place: _gaps(name, kept) for place, name in enumerate(names)}
     frame = pd.read_csv(
         path,
         na_values=gaps,

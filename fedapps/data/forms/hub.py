@@ -66,7 +66,12 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     if not column:
         from fedapps.data.forms import frames, tables  # load pandas
 
-        made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
+        made = [
+            frames.as_compared(
+                frames.whole_with_gaps(rows.to_pandas(), rows.data.schema), file.path
+            )
+            for rows, file in parts
+        ]
         known = tuple(map(str, range(len(names)))) or form.names
         found = tables.of_frames(made, files, replace(form, target_column=target, names=known))
         return replace(found, names=names or found.names, named=bool(names))

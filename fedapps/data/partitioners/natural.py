@@ -113,6 +113,6 @@ def _numbered(
             f"num-clients = {wanted} of {number(count, 'group')}: seed = {settings.seed} draws"
             " them, and another seed draws others; num-clients = 0 takes all"
         )
-    if all(text.lstrip("-").isdecimal() for text in texts):
+    if all(text.removeprefix("-").isdecimal() for text in texts):
         left = np.array(sorted(left.tolist(), key=lambda place: int(texts[place])))
     return left, told

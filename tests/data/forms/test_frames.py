@@ -333,9 +333,13 @@ class TestPlaces:
 class TestRefused:
     """What cannot be used ends in one line."""
 
-    def test_names_that_differ_in_blanks_only(self, tmp_path):
-        with pytest.raises(RunError, match="column a is there twice"):
-            read(tmp_path, t="a,a ,y\n1,2,0\n")
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "datasets"])
+    @pytest.mark.parametrize("other", ["é ", "e\u0301"])
+    def test_names_that_differ_in_what_does_not_count(self, other, kind, tmp_path):
+        path = save(pd.DataFrame({"é": [1, 2], other: [3, 4], "y": [0, 1]}), tmp_path, kind)
+        for form in (Form("y"), Form("y", columns="é")):
+            with pytest.raises(RunError, match=rf"t\.{kind}: column é is there twice$"):
+                load(path, "", form)
 
     @pytest.mark.parametrize(("text", "line"), [
         ("x,y\n1,0,5\n2,1\n", "line 2 has 3 cells, not 2"),
