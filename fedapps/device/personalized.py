@@ -251,8 +251,8 @@ def lines(
     """
     form = ".3f" if about.names else "g"
     for row, found in enumerate(_cells(about, predictions, chances)):
-        words = (cell if isinstance(cell, str) else f"{cell:{form}}" for cell in found)
-        yield " ".join([str(row), *words])
+        words = [cell if isinstance(cell, str) else f"{cell:{form}}" for cell in found]
+        yield " ".join([str(row), *(words or ["-"])])
 
 
 def _cells(
@@ -263,8 +263,7 @@ def _cells(
         if about.task.has_classes and chances is not None:
             yield [about.names[found], float(chances[row].max())]
         elif about.names:
-            there = [name for name, is_there in zip(about.names, found, strict=True) if is_there]
-            yield [*there] or ["-"]
+            yield [name for name, is_there in zip(about.names, found, strict=True) if is_there]
         else:
             yield found.ravel().tolist()
 

@@ -48,7 +48,15 @@ def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
         np.testing.assert_allclose(table["probability"], highest, rtol=1e-6)
     elif kind == "multilabel":
         there = [np.flatnonzero(row) for row in outputs.numpy() > 0]
-        assert list(table["prediction"]) == ["; ".join(map(str, row)) or "-" for row in there]
+        cells = table["prediction"].fillna("")
+        assert list(cells) == ["; ".join(map(str, row)) for row in there]
+        found[:] = False
+        personalized.save_predictions(tmp_path / "none.csv", model.about, found, chances)
+        rows = [f"{row},\n" for row in range(5)]
+        assert (tmp_path / "none.csv").read_text() == "".join(["sample,prediction\n", *rows])
+        assert [*personalized.lines(model.about, found, chances)] == [
+            f"{row} -" for row in range(5)
+        ]
     else:
         if kind == "regression":
             outputs = in_units(outputs, [run.client(c).train_data[1] for c in range(4)])
