@@ -28,7 +28,8 @@ def read(folder: Path, form: Form) -> Found:
 
     The target is `target-column`, or the only column of class labels; texts that go on have none.
     The inputs are a column of pictures, or otherwise of arrays; of several, `columns` names one.
-    Without such a column, or if `columns` names others, they are columns as of a table.
+    Without such a column, or if `columns` names others, it is a table: without class labels, the
+    last column can be the target.
     """
     with needed(str(folder), "'fedapps[hf]'"):
         from datasets import DatasetDict, load_from_disk
@@ -56,25 +57,20 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     from datasets import Image
 
     features, path = parts[0][0].features, parts[0][1].path
-    target = "" if form.goes_on else _target(features, form, path)
-    names = tuple(getattr(features.get(target), "names", ()))  # of a ClassLabel
-    inputs = [name for name in features if name not in (target, form.client_column)]
+    targets = [] if form.goes_on else form.targets_in(features) or _labels(features)
+    inputs = [name for name in features if name not in (*targets, form.client_column)]
     column = "" if form.goes_on else _input({name: features[name] for name in inputs}, form, path)
-    files = [file for _, file in parts]
+    one = len(targets) == 1 and targets[0] in features
+    if not one and (column or (targets and not form.targets)):
+        rule = f"must be one of {', '.join(features)}"
+        raise RunError(f'{path}: target-column = "{form.target_column}": {rule}')
+    names = tuple(getattr(features[targets[0]], "names", ())) if one else ()
     chosen = [column] if column else _named(form) or inputs
-    _check_alike(parts, [target, form.client_column, *chosen], bool(column))
+    last = [] if form.goes_on else inputs[-1:]
+    _check_alike(parts, [*(targets or last), form.client_column, *chosen], bool(column))
     if not column:
-        from fedapps.data.forms import frames, tables  # load pandas
-
-        made = [
-            frames.as_compared(
-                frames.whole_with_gaps(rows.to_pandas(), rows.data.schema), file.path
-            )
-            for rows, file in parts
-        ]
-        known = tuple(map(str, range(len(names)))) or form.names
-        found = tables.of_frames(made, files, replace(form, target_column=target, names=known))
-        return replace(found, names=names or found.names, named=bool(names))
+        return _table(parts, names, form)
+    files, target = [file for _, file in parts], targets[0]
     sizes = [len(rows) for rows, _ in parts]
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
     cells = chain.from_iterable(rows[column] for rows, _ in parts)
@@ -93,11 +89,26 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     except (TypeError, ValueError) as error:
         rule = f"column {column} holds no arrays of numbers"
         raise RunError(f"{path}: {rule} ({one_line(str(error))})") from error
-    targets = np.concatenate([np.asarray(rows[target]) for rows, _ in parts])
+    labels = np.concatenate([np.asarray(rows[target]) for rows, _ in parts])
     kinds = ("images", "labels") if pictures else ("inputs", "targets")
-    by_key = dict(zip(kinds, (samples, targets), strict=True))
+    by_key = dict(zip(kinds, (samples, labels), strict=True))
     whole = by_part(np.repeat([file.part for file in files], sizes), groups, **by_key)
     return Found(whole, names, told=tuple(told), named=True)
+
+
+def _table(parts: list[tuple[Any, File]], names: tuple[str, ...], form: Form) -> Found:
+    """Read columns without arrays as a table; `names` are those of a target of class labels."""
+    from fedapps.data.forms import frames, tables  # load pandas
+
+    made = [
+        frames.as_compared(frames.whole_with_gaps(rows.to_pandas(), rows.data.schema), file.path)
+        for rows, file in parts
+    ]
+    if names:
+        target = form.target_column or _labels(parts[0][0].features)[0]
+        form = replace(form, target_column=target, names=tuple(map(str, range(len(names)))))
+    found = tables.of_frames(made, [file for _, file in parts], form)
+    return replace(found, names=names or found.names, named=bool(names))
 
 
 def _check_alike(parts: list[tuple[Any, File]], names: list[str], arrays: bool) -> None:
@@ -171,12 +182,6 @@ def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
         raise RunError(f"{where}: cannot be read as a picture ({error})") from error
 
 
-def _target(features: Any, form: Form, path: Path) -> str:
-    """Return the target column: the one that the run names, or the only one of class labels."""
-    labels = [name for name, kind in features.items() if getattr(kind, "names", None)]
-    chosen = form.targets_in(features) or labels
-    if len(chosen) != 1 or chosen[0] not in features:
-        raise RunError(
-            f'{path}: target-column = "{form.target_column}": must be one of {", ".join(features)}'
-        )
-    return chosen[0]
+def _labels(features: Any) -> list[str]:
+    """Return the columns of class labels."""
+    return [name for name, kind in features.items() if getattr(kind, "names", None)]

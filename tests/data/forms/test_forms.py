@@ -1106,6 +1106,36 @@ class TestDatasets:
         assert data.target_values.tolist() == [0, 1, 2, 2, 1, 1]
         assert data.names == ("cat", "dog", "horse")
 
+    @pytest.mark.parametrize("target", ["", "b", "a,b", "x,b", "whom"])
+    def test_the_targets_of_a_table_are_those_of_a_csv(self, target, tmp_path):
+        from datasets import Dataset
+
+        rows = pd.DataFrame({"x": [0.5, 1.5, 2.5], "a": [0, 1, 0], "b": [1, 1, 0]})
+        rows.to_csv(tmp_path / "t.csv", index=False)
+        Dataset.from_pandas(rows).save_to_disk(tmp_path / "d")
+        if target == "whom":
+            with pytest.raises(RunError, match=r"d: no column whom \(target-column\)"):
+                load(str(tmp_path / "d"), "", Form(target))
+            return
+        one, other = (load(str(tmp_path / name), "", Form(target)) for name in ("t.csv", "d"))
+        for mine, theirs in zip(tensors(one), tensors(other), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        assert (one.targets, one.names, one.columns) == (other.targets, other.names, other.columns)
+        assert [*one.told] == [*other.told]
+
+    def test_of_several_columns_of_class_labels_the_run_names_one(self, tmp_path):
+        from datasets import Dataset
+
+        rows = Dataset.from_dict({"x": [0.5, 1.5], "a": ["u", "v"], "b": ["q", "p"]})
+        for column in ("a", "b"):
+            rows = rows.class_encode_column(column)
+        rows.save_to_disk(tmp_path / "d")
+        with pytest.raises(RunError, match='target-column = "": must be one of x, a, b'):
+            load(str(tmp_path / "d"), "")
+        data = load(str(tmp_path / "d"), "", Form("b"))
+        assert (data.names, data.columns) == (("p", "q"), "x,a")
+        same(data, [[0.5, 0], [1.5, 1]], [1, 0])
+
     @pytest.mark.parametrize("labels", [False, True])
     def test_a_row_without_a_class_is_no_class(self, labels, tmp_path):
         """It has -1, as in the test part of data of a competition."""

@@ -337,7 +337,7 @@ class TestRefused:
     @pytest.mark.parametrize("other", ["é ", "e\u0301"])
     def test_names_that_differ_in_what_does_not_count(self, other, kind, tmp_path):
         path = save(pd.DataFrame({"é": [1, 2], other: [3, 4], "y": [0, 1]}), tmp_path, kind)
-        for form in (Form("y"), Form("y", columns="é")):
+        for form in (Form(), Form("y", columns="é")):
             with pytest.raises(RunError, match=rf"t\.{kind}: column é is there twice$"):
                 load(path, "", form)
 
