@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output and options.output.suffix not in (".csv", ".npz"):
         raise RunError(f"--output {options.output}: must end in .csv or .npz")
     from fedapps.data.forms.form import TABLES, kind_of
-    from fedapps.device import personalized
+    from fedapps.device import personalized, predictions
 
     model = read_model(options)
     found = personalized.predict(model, options.input, tell=_note)
@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> int:
     if model.about.columns and len(shape) > 1 and kind_of(options.input) in TABLES:
         _note(f"sample 0 is the first {shape[0]} rows, sample 1 the next ones, and so on")
     if options.output:
-        personalized.save_predictions(options.output, model.about, *found)
+        predictions.save(options.output, model.about, *found)
         print(options.output)
         return 0
-    for line in personalized.lines(model.about, *found):
+    for line in predictions.lines(model.about, *found):
         print(printable(line))  # names of classes can be a stranger's
     return 0
 

@@ -6,7 +6,7 @@ what inputs and targets are, class names and normalization as JSON. A file is wr
     python -m fedapps predict DIR --input images.npz
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fedapps import data, models
 from fedapps.core import config, log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
-from fedapps.core.files import write_npz, write_whole
+from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
 from fedapps.core.words import composed
 from fedapps.data.pictures import MOST_PIXELS
@@ -29,7 +29,6 @@ from fedapps.data.spec import PLAIN, Normalization, Spec, label_spec
 from fedapps.method.flower import BaseClient
 from fedapps.models.adapters import merged
 from fedapps.models.layers import as_stored
-from fedapps.report.cells import csv_text
 from fedapps.tasks import Task, task_for
 from fedapps.training.batches import chunks
 from fedapps.training.plan import Plan
@@ -240,57 +239,6 @@ def predict(
         outputs = torch.cat([model.module(chunk) for chunk in chunks(normalised)])
     chances = about.task.probabilities(outputs)
     return about.task.predict(outputs).numpy(), None if chances is None else chances.numpy()
-
-
-def lines(
-    about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
-) -> Iterator[str]:
-    """Yield a line for each sample: its number, and what is predicted, in words.
-
-    A class comes with its probability. Of several labels those that apply are named.
-    """
-    form = ".3f" if about.names else "g"
-    for row, found in enumerate(_cells(about, predictions, chances)):
-        words = [cell if isinstance(cell, str) else f"{cell:{form}}" for cell in found]
-        yield " ".join([str(row), *(words or ["-"])])
-
-
-def _cells(
-    about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
-) -> Iterator[list[str | float]]:
-    """Yield what is predicted for each sample: a class and its probability, labels, or numbers."""
-    for row, found in enumerate(predictions):
-        if about.task.has_classes and chances is not None:
-            yield [about.names[found], float(chances[row].max())]
-        elif about.names:
-            yield [name for name, is_there in zip(about.names, found, strict=True) if is_there]
-        else:
-            yield found.ravel().tolist()
-
-
-def save_predictions(
-    path: Path, about: ModelMetadata, predictions: np.ndarray, chances: np.ndarray | None
-) -> None:
-    """Write what `predict` returns to a table (.csv) or to arrays (.npz).
-
-    A table has the columns `sample` (its number), `prediction` and, for classes, `probability`;
-    several numbers are in `prediction_0`, `prediction_1`, ... An .npz has the predictions as
-    `labels` if they are classes, otherwise as `predictions`, and all probabilities and class names.
-    """
-    if path.suffix == ".csv":
-        rows = [*_cells(about, predictions, chances)]
-        if about.names and not about.task.has_classes:
-            rows = [["; ".join(map(str, row))] for row in rows]
-        heads = ["prediction", "probability"][: 1 + about.task.has_classes]
-        if not about.names and predictions[:1].size > 1:
-            heads = [f"prediction_{number}" for number in range(predictions[0].size)]
-        body = csv_text([number, *row] for number, row in enumerate(rows))
-        write_whole(path, (csv_text([["sample", *heads]]) + body).encode())
-        return
-    arrays = {"labels" if about.task.has_classes else "predictions": predictions}
-    if chances is not None:
-        arrays |= {"probabilities": chances, "class_names": np.array(about.names)}
-    write_npz(path, arrays)
 
 
 def packed(module: nn.Module, about: ModelMetadata) -> bytes:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedapps.device import exporting, personalized, run_models
+from fedapps.device import exporting, personalized, predictions, run_models
 from fedapps.engine.finished import FinishedRun
 from tests.support import kinds
 
@@ -35,11 +35,11 @@ def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
         found, chances = personalized.predict(source, tmp_path / "asked.npz")
         np.testing.assert_array_equal(found, client.task.predict(outputs).numpy())
         assert (chances is None) == (kind in ("tokens", "regression"))
-        lines = [*personalized.lines(source.about, found, chances)]
+        lines = [*predictions.lines(source.about, found, chances)]
         assert [line.split()[0] for line in lines] == list("01234")
         assert all(len(line.split()) > 1 for line in lines)
 
-    personalized.save_predictions(tmp_path / "found.csv", model.about, found, chances)
+    predictions.save(tmp_path / "found.csv", model.about, found, chances)
     table = pd.read_csv(tmp_path / "found.csv")
     assert list(table["sample"]) == [*range(5)]
     if kind in ("table", "series"):
@@ -51,12 +51,10 @@ def test_a_client_predicts_without_the_run(kind, tmp_path, serial_run):
         cells = table["prediction"].fillna("")
         assert list(cells) == ["; ".join(map(str, row)) for row in there]
         found[:] = False
-        personalized.save_predictions(tmp_path / "none.csv", model.about, found, chances)
+        predictions.save(tmp_path / "none.csv", model.about, found, chances)
         rows = [f"{row},\n" for row in range(5)]
         assert (tmp_path / "none.csv").read_text() == "".join(["sample,prediction\n", *rows])
-        assert [*personalized.lines(model.about, found, chances)] == [
-            f"{row} -" for row in range(5)
-        ]
+        assert [*predictions.lines(model.about, found, chances)] == [f"{row} -" for row in range(5)]
     else:
         if kind == "regression":
             outputs = in_units(outputs, [run.client(c).train_data[1] for c in range(4)])

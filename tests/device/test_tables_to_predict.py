@@ -12,7 +12,7 @@ from fedapps.__main__ import main
 from fedapps.cli import predict
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec
-from fedapps.device import personalized
+from fedapps.device import personalized, predictions
 
 KEYS = 'partitioner="natural" num-clients=0 client-column="who" model="mlp" num-rounds=1'
 
@@ -110,6 +110,6 @@ def test_only_of_a_table_the_rows_of_a_sample_are_told(name, told, monkeypatch, 
     model = Namespace(about=Namespace(columns="image", inputs=Spec((1, 8, 8))))
     monkeypatch.setattr(predict, "read_model", lambda _options: model)
     monkeypatch.setattr(personalized, "predict", lambda *_given, **_more: ())
-    monkeypatch.setattr(personalized, "lines", lambda *_given: [])
+    monkeypatch.setattr(predictions, "lines", lambda *_given: [])
     assert predict.run(Namespace(output=None, input=Path(name))) == 0
     assert ("sample 0 is the first" in capsys.readouterr().err) == told
