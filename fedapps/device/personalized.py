@@ -78,6 +78,13 @@ class ModelMetadata(msgspec.Struct, frozen=True, rename="kebab"):
         """How its values are normalized."""
         return Normalization(self.mean, self.std, self.filling)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it says how values are scaled: with devices, each does so by its own numbers."""
+        return (
+            self.client is not None or bool(self.mean) or self.inputs.kind in ("images", "tokens")
+        )
+
 
 class Personalized(nn.Module):
     """Maps inputs [n, ...] to the outputs of the model, such as logits; normalizes them first.
@@ -224,10 +231,13 @@ def predict(
 
     Predictions have the form of the task's targets; probabilities are float32 [n, classes]. The
     samples' key is `images` (for others `inputs`), or `test_images`. Raises `RunError` if they do
-    not fit the model; of a file that is the `copy` of a data frame, it names rows, not lines. What
-    a user has to know, such as rows that are left out, goes to `tell`.
+    not fit the model, or if it is not scaled; of a file that is the `copy` of a data frame, it
+    names rows, not lines. What a user has to know, such as rows that are left out, goes to `tell`.
     """
     about = model.about
+    if not about.is_scaled:
+        cure = "give a device's state-dir, or `fedapps adopt` the model"
+        raise RunError(f"a run on devices does not know how its values are scaled; {cure}")
     gaps, who = bool(about.filling), composed(str(about.config.get("client-column", "")))
     rows = data.unlabelled(samples, about.inputs, about.columns, gaps, copy, who)
     for line in rows.told:

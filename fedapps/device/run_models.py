@@ -28,11 +28,17 @@ def of_run(run: FinishedRun, client: int | None) -> Personalized:
 
 
 def untrained(model: Personalized, run: FinishedRun | None = None) -> str:
-    """Warn of a shared model's layers that no client shares, and say what to do; "" if none.
+    """Warn of what a shared model lacks because clients keep it, and say what to do; "" if nothing.
 
-    They stay as initialized, also in a file that the model is exported to. `run` is where the model
-    is from, if it is not from a file.
+    Layers that no client shares stay as initialized, also in a file that the model is exported to.
+    `run` is where the model is from, if it is not from a file.
     """
+    if not model.about.is_scaled:
+        return (
+            "each device scaled its values by its own mean and deviation, which nobody else knows,"
+            " so what this model makes of raw values can be no better than chance; each device"
+            " keeps its own model in its state-dir, and `fedapps adopt` personalizes this one"
+        )
     if not model.about.initial:
         return ""
     own = "name a client to take its own"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import fedapps
 from fedapps.__main__ import main
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
@@ -144,6 +145,36 @@ def test_another_hospital_adopts_the_model_of_a_table(tmp_path, serial_run, caps
     frame(7)[:1].to_csv(tmp_path / "one.csv", index=False)
     assert main([*adopt, str(tmp_path / "one.csv")]) == 1
     assert "one.csv: holds 1 sample; must be at least 2" in capsys.readouterr().err
+
+
+def test_the_shared_model_of_devices_predicts_nothing_from_values_that_each_scales_itself(
+    nodes, flat_config, no_plots, tmp_path, capsys, caplog
+):
+    """The server knows no mean of ages, so 50 years would be 50 deviations: chance, and no word."""
+    options = RUN.replace("fedper", "fedavg"), RULE, "local-epochs=5 lr=0.1"
+    run = run_serial(flat_config(*options), node_configs=nodes("csv"))
+    own, shared = tmp_path / "0.csv", tmp_path / "shared.safetensors"
+    capsys.readouterr()
+    lost = "warning: each device scaled its values by its own mean and deviation"
+    assert main(["export", str(run), "--output", str(shared)]) == 0
+    assert lost in capsys.readouterr().err
+    refused = "does not know how its values are scaled"
+    for source in (run, shared):
+        assert main(["predict", str(source), "--input", str(own)]) == 1
+        said = capsys.readouterr()
+        assert not said.out and lost in said.err and refused in said.err
+    caplog.clear()
+    with pytest.raises(RunError, match=refused):
+        fedapps.load(run).predict(None, frame(0)[["age", "sex"]])
+    assert "by its own mean and deviation" in caplog.text
+    adopted = tmp_path / "adopted"
+    told = ["--data", str(tmp_path / "1.csv"), "--state-dir", str(adopted)]
+    assert main(["adopt", "--model", str(shared), *told]) == 0
+    assert lost not in capsys.readouterr().err
+    for client, state in ((0, tmp_path / "csv" / "state-0"), (1, adopted)):
+        table = frame(client)
+        found, _ = personalized.predict(personalized.load(state), tmp_path / f"{client}.csv")
+        assert (found == (table.ill == "yes")).mean() > 0.8
 
 
 def test_a_model_of_a_table_with_gaps_fills_them_wherever_it_is_used(tmp_path, serial_run):
