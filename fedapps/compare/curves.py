@@ -66,6 +66,7 @@ def draw(comparison: Comparison) -> Figure:
     if once:
         axes[0].set_title(told, loc="left", fontsize=9)
     else:
+        axes[0].set_ylim(*limits(metric, *axes[0].get_ylim()))  # of all panels, once all are drawn
         figure.legend(
             *axes[0].get_legend_handles_labels(),
             loc="outside lower left",
@@ -98,7 +99,6 @@ def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]
         draw_line(axes, mean, colour, text, band, stroke)
         if len(mean) == 1:
             axes.errorbar(mean.index, mean, [mean - low, high - mean], color=colour, capsize=3)
-    axes.set_ylim(*limits(metric, *axes.get_ylim()))
     whole_ticks(axes.xaxis, 10)
 
 

@@ -281,6 +281,16 @@ def test_a_band_is_the_standard_deviation_about_the_mean_and_ends_at_100_percent
         assert (ends.min(), ends.max()) == pytest.approx((mean - std, min(mean + std, 100)))
 
 
+def test_both_panels_show_all_curves_and_bands_on_one_axis(made):
+    """Personalized accuracies are above all initial ones here, and one band ends above 100 %."""
+    values = {0: [(0.1, 0.7), (0.2, 1.0)], 1: [(0.1, 0.6), (0.3, 0.9)]}
+    runs = [read(made(f"a{seed}", f"seed={seed}", scores=own)) for seed, own in values.items()]
+    figure = curves.draw(compared([*runs, read(made("b", "lr=0.5", scores=[(0.2, 0.8)] * 2))]))
+    drawn = [line.get_ydata() for axes in figure.axes for line in axes.lines]
+    for low, high in (axes.get_ylim() for axes in figure.axes):
+        assert 0 <= low < np.min(drawn) and np.max(drawn) < high == pytest.approx(101)
+
+
 def test_of_runs_that_personalize_only_at_the_end_the_last_scores_are_points(made):
     """With `evaluate-rounds` there are initial scores of many rounds, and one personalized."""
     first, last = [(0.1, None), (0.2, None)], [(0.3, 0.5), (0.4, 0.8)]
