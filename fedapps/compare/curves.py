@@ -41,11 +41,11 @@ def write(comparison: Comparison, path: Path) -> None:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Draw a panel per score; of runs that personalized only once, the last are points."""
+    """Draw a panel per score; of runs that personalized only once, the scores are points."""
     groups, metric = comparison.drawn, comparison.metric
     panels = _panels(groups, metric)
-    labels = [_sign(group, comparison.keys) for group in groups]
-    once = all(len(group.curve(metric.personalized)) < 2 for group in groups)
+    labels = [_sign(group, comparison.keys, metric.personalized) for group in groups]
+    once = all(len(run.curve(metric.personalized)) < 2 for group in groups for run in group.runs)
     width = WIDTH if len(panels) == 1 else 1.5 * WIDTH
     columns = max(1, int(LETTERS * width / (6 + max(map(len, labels)))))
     height = LINE * len(groups) if once else LINE * -(-len(groups) // columns)
@@ -81,7 +81,8 @@ def draw(comparison: Comparison) -> Figure:
 def _panels(groups: list[Group], metric: Metric) -> dict[str, str]:
     names = (metric.initial, metric.personalized)
     curves = [[group.curve(name)["mean"] for name in names] for group in groups]
-    if all(initial.equals(personalized) for initial, personalized in curves):
+    figures = [[group.figures[name] for name in names] for group in groups]
+    if all(initial.equals(personalized) for initial, personalized in curves + figures):
         return {metric.personalized: "initial = personalized"}
     return dict(zip(names, ("initial", "personalized"), strict=True))
 
@@ -94,7 +95,8 @@ def _signs() -> Iterator[tuple[str, str]]:
 def _draw_lines(axes: Axes, comparison: Comparison, name: str, labels: list[str]) -> None:
     groups, metric = comparison.drawn, comparison.metric
     for group, text, (colour, stroke) in zip(groups, labels, _signs(), strict=False):
-        mean, low, high = _bounds(group.curve(name), metric)
+        curve = group.curve(name)
+        mean, low, high = _bounds(curve if len(curve) else _compared(group, name), metric)
         band = (low, high) if len(mean) > 1 and len(group.runs) > 1 else None
         draw_line(axes, mean, colour, text, band, stroke)
         if len(mean) == 1:
@@ -106,7 +108,7 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
     groups, metric = comparison.drawn, comparison.metric
     places = np.arange(len(groups))
     for place, group, (colour, _) in zip(places, groups, _signs(), strict=False):
-        curve = group.curve(name).tail(1)  # the initial score can be that of more rounds
+        curve = _compared(group, name)
         mean, low, high = _bounds(curve, metric)
         if len(mean):
             axes.errorbar(
@@ -125,10 +127,19 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
     axes.set_ylim(len(groups) - 0.5, -0.5)
 
 
-def _sign(group: Group, keys: list[str]) -> str:
-    text = label(group, keys)
-    short = shortened(text, LONGEST)
-    return f"{group.name}: {short} (n = {len(group.runs)})"
+def _sign(group: Group, keys: list[str], personalized: str) -> str:
+    short, rounds = shortened(label(group, keys), LONGEST), group.curve(personalized).index
+    first, last, told = min(group.rounds), max(group.rounds), ""
+    if first < last:  # the curve ends with the first seed that has ended
+        until = f" until round {rounds.max()}, the last until {last}"
+        told = until if len(rounds) else f", rounds {first}-{last}"
+    return f"{group.name}: {short} (n = {len(group.runs)}{told})"
+
+
+def _compared(group: Group, name: str) -> pd.DataFrame:
+    """Return the scores that are compared as a curve with one point, at the mean of the rounds."""
+    scores = group.figures[name].agg(["mean", "std"])
+    return scores.to_frame(np.mean(group.rounds)).T.dropna(subset=["mean"])
 
 
 def _bounds(curve: pd.DataFrame, metric: Metric) -> tuple[pd.Series, pd.Series, pd.Series]:

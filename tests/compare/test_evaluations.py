@@ -8,7 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from fedapps.compare.runs import read_evaluation
+from fedapps.compare import curves
+from fedapps.compare.comparison import compared
+from fedapps.compare.runs import read, read_evaluation
 from tests.support import ROOT
 
 LONG = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]  # initial and personalized, of three rounds
@@ -57,6 +59,40 @@ def test_best_rounds_are_compared_by_their_test_samples(made, evaluated, compare
     down = [1 + np.arange(1, best + 1) for best, _ in scores.values()]  # place 1, see `scored_run`
     assert found.runs["bytes_down"].tolist() == [each.sum() for each in down]
     assert found.runs["seconds"].tolist() == [1.5, 0.5]
+
+
+@pytest.fixture
+def best_rounds(made, evaluated):
+    """Return {method: the accuracies of its two seeds}, and the tables of their best rounds."""
+    tables, scores = [], {"fedavg": (0.55, 0.45), "fedper": (0.65, 0.75)}
+    for method, accuracies in scores.items():
+        for seed, accuracy in enumerate(accuracies):
+            run = made(f"{method}{seed}", f'strategy="{method}" seed={seed}', scores=LONG)
+            tables += evaluated(best_of(run), (2 - seed, "", 0.25 + seed / 10, accuracy))
+    return scores, tables
+
+
+def test_seeds_whose_best_rounds_are_others_are_drawn_as_one_point(best_rounds):
+    scores, tables = best_rounds
+    figure = curves.draw(compared([*map(read_evaluation, tables)]))
+    assert [axes.get_xlabel().split()[0] for axes in figure.axes] == ["initial", "personalized"]
+    for axes, groups in zip(figure.axes, [[(0.25, 0.35)] * 2, scores.values()], strict=True):
+        drawn = [bar.get_segments()[0][:, 0] for bar in axes.collections]
+        means, stds = np.mean([*groups], 1), np.std([*groups], 1, ddof=1)
+        assert np.array(drawn) == pytest.approx(100 * np.array([means - stds, means + stds]).T)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [f"{letter}: {method} (n = 2, rounds 1-2)" for letter, method in
+                      zip("AB", scores, strict=True)]  # fmt: skip
+
+
+def test_best_rounds_are_points_beside_curves(best_rounds, made):
+    """At the mean of their rounds."""
+    scores, tables = best_rounds
+    runs = [*map(read_evaluation, tables), read(made("long", "lr=0.5", scores=LONG))]
+    axes = curves.draw(compared(runs)).axes[1]
+    lines = [line for line in axes.lines if line.get_label()[:2] in ("A:", "B:")]
+    for line, accuracies in zip(lines, scores.values(), strict=True):
+        assert line.get_xydata() == pytest.approx(np.array([[1.5, 100 * np.mean(accuracies)]]))
 
 
 def test_settings_of_an_evaluation_tell_it_from_its_run(made, evaluated, compare):

@@ -308,6 +308,23 @@ def test_of_runs_that_personalize_only_at_the_end_the_last_scores_are_points(mad
             assert ends == pytest.approx(np.array([[mean - std, place], [mean + std, place]]))
 
 
+def test_where_a_curve_ends_before_the_last_seed_it_is_told(made):
+    """With `patience`, each seed has a last round of its own; those of B have the same."""
+    ends = {"fedavg": (2, 3), "fedper": (3, 3)}
+    runs = [
+        read(made(f"{method}{seed}", f"seed={seed}", f'strategy="{method}" num-rounds=9',
+                  scores=LONG[:end]))
+        for method, those in ends.items()
+        for seed, end in enumerate(those)
+    ]  # fmt: skip
+    figure = curves.draw(compared(runs))
+    assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[1, 2], [1, 2, 3]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "A: fedavg (n = 2 until round 2, the last until 3)",
+        "B: fedper (n = 2)",
+    ]
+
+
 def suggested(runs, *axes, config="", seeds=""):
     """What a sweep over these axes says at its end."""
     options = Namespace(run_config=[config], seeds=seeds)
