@@ -107,7 +107,7 @@ class Run:
     @cached_property
     def events(self) -> "pd.DataFrame":
         """events.csv: a row for each event; `client` and `detail` are texts."""
-        return self._table("events.csv", dtype={"client": str}, keep_default_na=False)
+        return self._table("events.csv", dtype={"client": str, "detail": str})
 
     @cached_property
     @_plainly

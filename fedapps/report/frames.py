@@ -10,6 +10,8 @@ from fedapps.core.errors import RunError
 from fedapps.report import directory
 from fedapps.report.rows import NEWCOMERS, OF_TRAINING
 
+TEXTS = {"client", "kind", "detail", "name"}  # columns that are never empty, but can say NA
+
 
 def read(path: Path, content: bytes | None = None, without: str = "", **how: Any) -> pd.DataFrame:
     """Read a table, or its `content`; `how` are arguments of pandas.read_csv.
@@ -19,7 +21,9 @@ def read(path: Path, content: bytes | None = None, without: str = "", **how: Any
     if without and not path.exists():
         raise RunError(f"{path.parent}: has no {path.name}: {without}")
     try:
-        return pd.read_csv(path if content is None else io.BytesIO(content), **how)
+        head, table = (path if content is None else io.BytesIO(content) for _ in range(2))
+        missing = {name: ["", "nan"] for name in {*pd.read_csv(head, nrows=0)} - TEXTS}
+        return pd.read_csv(table, keep_default_na=False, na_values=missing, **how)
     except (OSError, ValueError) as error:  # ValueError: not CSV, or not UTF-8
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason})") from error

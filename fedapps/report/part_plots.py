@@ -65,16 +65,18 @@ def draw_clients(clients: pd.DataFrame, caption: Caption, names: Sequence[str] =
     return picture
 
 
-def draw_classes(classes: pd.DataFrame, caption: Caption) -> Picture:
-    """Draw the values per class, in label order if there are few classes, else sorted."""
+def draw_classes(classes: pd.DataFrame, caption: Caption, names: Sequence[str] = ()) -> Picture:
+    """Draw the values per class, in label order if there are few classes, else sorted.
+
+    `names` are what the data call classes 0, 1, ..., if they do.
+    """
     few, metric = len(classes) <= FEW, caption.metric
     ordered = classes if few else _worst_first(classes, metric, "class")
     picture, upper, lower = _new_parts(len(ordered))
     _draw_changes(upper, ordered, metric)
     _draw_samples(lower, {caption.samples: ordered["num_test"]})
     lower.set_ylabel(f"{caption.samples} samples")
-    named = ordered["name" if "name" in ordered else "class"]
-    called = [shortened(str(name), NAME) for name in named]
+    called = _called(ordered["class"], names)
     _name_places(lower, called, "class", "" if few else f"personalized {metric.label}")
     legend(upper, f"Each class, over the {caption.samples} samples of all clients together")
     return picture
@@ -181,20 +183,17 @@ def _called(numbers: Sequence[int] | pd.Series, names: Sequence[str]) -> list[st
     return [shortened(names[n] if n < len(names) else str(n), NAME) for n in numbers]
 
 
-def _name_places(
-    axes: Axes, names: Sequence[object] | pd.Series, what: str, sorted_by: str = ""
-) -> None:
+def _name_places(axes: Axes, names: list[str], what: str, sorted_by: str = "") -> None:
     """Write the names of clients or classes on the x axis, as far as they fit."""
     count = len(names)
     axes.set_xlim(-0.6 - 0.01 * count, count - 0.4 + 0.01 * count)
     how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
-        texts = [str(name) for name in names]  # parse_math: a name can contain dollars
-        axes.set_xticks(range(count), texts, parse_math=False)
+        axes.set_xticks(range(count), names, parse_math=False)  # a name can contain dollars
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
-        elif count * max(map(len, texts)) > LETTERS:  # each has the same room
+        elif count * max(map(len, names)) > LETTERS:  # each has the same room
             axes.tick_params("x", labelrotation=90, labelsize=7)
     elif not sorted_by:
         whole_ticks(axes.xaxis, 12)

@@ -22,7 +22,6 @@ from fedapps.report.accuracy_plots import (
     evaluated_rounds,
 )
 from fedapps.report.caption import Caption
-from fedapps.report.cells import original
 from fedapps.report.columns import VIRTUAL, columns_of
 from fedapps.report.event_plots import draw_categories, read_categories
 from fedapps.report.part_plots import draw_classes, draw_clients, draw_holdings
@@ -89,10 +88,12 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
     if len(clients):
         found[f"client-{lead.name}"] = draw_clients(clients, caption, directory.names(folder))
     if (folder / "classes.csv").is_file():
-        named = {"name": original}
-        classes = frames.read(folder / "classes.csv", converters=named).dropna()
+        metric = columns.of_class
+        both = [metric.initial, metric.personalized]
+        classes = frames.read(folder / "classes.csv").dropna(subset=both)
         if len(classes):
-            found["classes"] = draw_classes(classes, replace(caption, metric=columns.of_class))
+            named = directory.names(folder, directory.CLASS_NAMES)
+            found["classes"] = draw_classes(classes, replace(caption, metric=metric), named)
     for plot in registry.strategy_class(str(flat["strategy"])).plots:
         events = read_categories(folder, plot)
         if len(events):

@@ -26,8 +26,10 @@ from clients.fedper import FedPerClient
 from fedapps import serial
 from fedapps.core import log, registry
 from fedapps.report.report import Report
+from fedapps.tasks import CLASSIFICATION
 from tests.support import ROOT, kinds
 from tests.support.made_runs import scored_run
+from tests.support.reports import make_results, make_row, make_settings
 
 SAME = ("clients.csv", "classes.csv", "events.csv", "samples.csv", "model.safetensors")
 KEYS = {
@@ -132,6 +134,23 @@ def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp
     odd.to_csv(here / "odd.csv", index=False)
     with pytest.raises(fedapps.RunError, match=r'odd.csv: line 3: column sex holds "d"; must be'):
         found.predict(1, here / "odd.csv")
+
+
+def test_names_and_details_are_texts_whatever_they_say(tmp_path):
+    """Also those that stand for a missing value in other tables, and those of the fifth class."""
+    names = ("None", "NA", "nan", "", "-5"), ("null", "n/a", "NaN", "1")
+    settings = make_settings(runs_dir=str(tmp_path), run_name="run")
+    report = Report.create(settings, dict(settings.flat), CLASSIFICATION, names)
+    scored = sorted(make_results(classes=5), key=lambda result: result.client)
+    report.round(make_row(means=report.evaluation(1, scored)))
+    report.unseen(1, scored)
+    report.event(1, 2, "cut", "4")
+    report.finish({"a": np.zeros(3, np.float32)}, {}, plots=False)
+    run = fedapps.load(report.folder)
+    assert [*run.clients["name"]] == [*run.unseen["name"]] == [*names[0]]
+    assert [*run.classes["name"]] == [*names[1], ""] and run.classes["num_test"].dtype == np.int64
+    assert run.classes["accuracy_initial"].isna().tolist() == [True] + 4 * [False]
+    assert run.events.to_numpy().tolist() == [[1, "2", "cut", "4"]]
 
 
 SCORES = {  # a metric of each kind of data, in NumPy

@@ -24,9 +24,19 @@ from fedapps.report import (
     part_plots,
     plots,
 )
+from fedapps.report.report import Report
 from fedapps.tasks import CLASSIFICATION
 from tests.support.made_runs import finished_run
-from tests.support.reports import axes_of, drawn, make_report, make_results, make_row, run_to_end
+from tests.support.reports import (
+    FLAT,
+    axes_of,
+    drawn,
+    make_report,
+    make_results,
+    make_row,
+    make_settings,
+    run_to_end,
+)
 
 PICTURES = {"accuracy", "communication", "clients", "client-accuracy", "classes"}
 CAPTION = caption.Caption("fedper on digits, seed 3, 20 rounds", 20)
@@ -232,8 +242,8 @@ def test_few_classes_keep_their_order_and_many_are_sorted():
     order = many.sort_values("accuracy_personalized")
     names = [text.get_text() for text in figure.axes[1].get_xticklabels()]
     assert names == [str(name) for name in order["class"]]
-    called = part_plots.draw_classes(few.assign(name=[*"abcdefghij"]), CAPTION).axes[1]
-    assert "".join(text.get_text() for text in called.get_xticklabels()) == "abcdefghij"
+    called = part_plots.draw_classes(few, CAPTION, [*"abcdefghi"]).axes[1]
+    assert "".join(text.get_text() for text in called.get_xticklabels()) == "abcdefghi9"
     assert [bar.get_height() for bar in figure.axes[1].patches] == order["num_test"].tolist()
 
 
@@ -347,7 +357,7 @@ def no_overlap(axes):
 @pytest.mark.parametrize("draw", [
     lambda names: part_plots.draw_clients(scored(10), CAPTION, names),
     lambda names: part_plots.draw_holdings(np.ones((10, 2), int), names),
-    lambda names: part_plots.draw_classes(scored(10).assign(name=names), CAPTION),
+    lambda names: part_plots.draw_classes(scored(10), CAPTION, names),
 ])  # fmt: skip
 def test_one_long_name_among_short_ones_overlaps_nobody(draw):
     names = [f"H{number:02}" for number in range(9)]
@@ -377,6 +387,16 @@ def test_the_plot_of_holdings_has_the_names_of_the_run(tmp_path):
     directory.write_names(folder, (), ("no", "yes"))
     axes = plots._pictures(folder, config.stored(folder))["clients"].axes[1]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["no", "yes"]
+
+
+def test_the_plot_of_classes_has_all_names_and_classes_without_samples_are_not_there(tmp_path):
+    settings = make_settings(runs_dir=str(tmp_path), run_name="run")
+    named = (), ("none here", "None", "n/a", "NaN")
+    report = Report.create(settings, dict(settings.flat), CLASSIFICATION, named)
+    report.round(make_row(means=report.evaluation(1, make_results(classes=5))))
+    report.finish({"a": np.zeros(3, np.float32)}, {}, plots=False)
+    axes = plots._pictures(report.folder, config.defaults() | FLAT)["classes"].axes[1]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["None", "n/a", "NaN", "4"]
 
 
 def test_holdings_of_nobody():
