@@ -30,6 +30,7 @@ from fedapps.wire import contacts
 from tests.support.browser import WIDTHS, measured
 from tests.support.clock import passing
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
+from tests.support.reports import make_results, make_row
 
 FIGURES = {
     "accuracy", "loss", "epsilon", "clients", "sizes", "holdings", "classes", "communication",
@@ -108,6 +109,20 @@ def test_an_epsilon_of_noise_from_the_seed_is_not_called_privacy(tmp_path, secre
     rounds.to_csv(folder / "rounds.csv", index=False)
     texts = Elements(page.write(folder).read_text("utf-8")).texts
     assert texts[texts.index("epsilon") + 1] == "inf"
+
+
+def test_rounds_without_personalization_leave_the_clients_of_the_last_with_it(tmp_path):
+    """With `evaluate-rounds`, rounds can follow in which only the initial model is scored."""
+    report = begin_run(tmp_path)
+    results = make_results()
+    for round_ in (1, 2, 3, 4):
+        scored = results if round_ == 2 else [result.initial_only() for result in results]
+        report.round(make_row(round_, means=report.evaluation(round_, scored)))
+        run = RunFiles.read(report.folder)
+        assert {row["round"] for row in run.clients} == {"2" if round_ > 1 else "1"}
+        charts = {chart.name: chart.title for chart in run_charts.clients(run)}
+        assert {"clients", "sizes"} & {*charts} == ({"clients", "sizes"} if round_ > 1 else set())
+    assert charts["clients"] == "Accuracy of every client (round 2)"
 
 
 def test_titles_tell_the_values(folder, elements):

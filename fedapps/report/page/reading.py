@@ -26,7 +26,8 @@ FAILURE = "failure"  # kind of the events of failing clients
 class RunFiles:
     """The files of a run directory; table rows are texts by column, and a missing file is empty.
 
-    `clients` and `classes` are those of the last evaluation; `samples` has the number of training
+    `clients` and `classes` are those of the last evaluation, if there is one with personalization
+    of the last such one; `samples` has the number of training
     samples per client and class.
     """
 
@@ -51,19 +52,19 @@ class RunFiles:
 
         `reader` remembers what it has read of the tables of rounds and events before.
         """
-        reader, table = reader or TableReader(), TableReader()
+        reader, table, task = reader or TableReader(), TableReader(), task_of(folder)
         return cls(
             folder,
             _config(folder / "config.toml"),
             reader(folder / "rounds.csv"),
-            _last_evaluation(folder / "clients.csv") if clients else [],
+            _last_evaluation(folder / "clients.csv", task.lead.personalized) if clients else [],
             {row.get("client", ""): row.get("name", "") for row in table(folder / NAMES)},
             table(folder / "classes.csv"),
             table(folder / "samples.csv") if clients else [],
             reader(folder / "events.csv"),
             _object(folder / "summary.json"),
             _object(folder / "run.json"),
-            task_of(folder),
+            task,
             contacts.read(folder),
         )
 
@@ -142,12 +143,21 @@ class TableReader:
             return []
 
 
-def _last_evaluation(path: Path) -> list[Row]:
-    """Parse only the lines of the last round: the whole table can be long."""
+def _last_evaluation(path: Path, column: str) -> list[Row]:
+    """Parse the lines of the last round with values in a column, or of the last if none has any.
+
+    The whole table can be long.
+    """
+    newest: list[Row] = []
     try:
-        return rows_of(map(_plain, next(backwards(path), [])))
+        for lines in backwards(path):
+            rows = rows_of(map(_plain, lines))
+            if any(number(row, column) is not None for row in rows):
+                return rows
+            newest = newest or rows
     except (OSError, csv.Error):
-        return []
+        pass
+    return newest
 
 
 def _text(path: Path) -> str:
