@@ -35,6 +35,7 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "font.size": 9,
     "text.color": INK,
+    "text.parse_math": False,  # names and settings can contain dollars
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,

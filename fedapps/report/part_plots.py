@@ -110,7 +110,7 @@ def draw_holdings(
     )  # fmt: skip
     lower.set_ylabel("class")
     if class_names and classes <= FEW:
-        lower.set_yticks(range(classes), _called(range(classes), class_names), parse_math=False)
+        lower.set_yticks(range(classes), _called(range(classes), class_names))
     else:
         whole_ticks(lower.yaxis, 20 if classes <= FEW else 10)
     if name:
@@ -190,7 +190,7 @@ def _name_places(axes: Axes, names: list[str], what: str, sorted_by: str = "") -
     how = f", sorted by {sorted_by}" if sorted_by else ""
     axes.set_xlabel(what + how)
     if count <= NAMED:
-        axes.set_xticks(range(count), names, parse_math=False)  # a name can contain dollars
+        axes.set_xticks(range(count), names)
         if count > FEW:
             axes.tick_params("x", labelrotation=90, labelsize=6, length=2, pad=1.5)
         elif count * max(map(len, names)) > LETTERS:  # each has the same room

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from matplotlib.image import imread
 
+import fedapps
 from fedapps import cli
 from fedapps.cli import sweep
 from fedapps.compare import curves
@@ -323,6 +324,18 @@ def test_where_a_curve_ends_before_the_last_seed_it_is_told(made):
         "A: fedavg (n = 2 until round 2, the last until 3)",
         "B: fedper (n = 2)",
     ]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_dollars_in_a_setting_are_no_formula(made, rounds, tmp_path):
+    """Also in a picture that is saved in another style."""
+    runs = [
+        made(f"{place}", f"dataset=/x/t.csv target-column={column}", scores=LONG[:rounds])
+        for place, column in enumerate(('"rent_$,cost_$"', "rent"))
+    ]
+    figure = fedapps.compare(runs).plot()
+    figure.savefig(tmp_path / "x.svg", metadata={"Date": None})
+    assert "A: target-column=rent_$,cost_$ (n = 1)" in (tmp_path / "x.svg").read_text("utf-8")
 
 
 def suggested(runs, *axes, config="", seeds=""):
