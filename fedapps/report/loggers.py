@@ -40,10 +40,10 @@ class Logger(Protocol):
 class TensorBoard:
     """Writes `tensorboard/` in the run directory; `tensorboard --logdir RUNS_DIR` shows all."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(folder / "tensorboard")
+        self.writer = SummaryWriter(folder / "tensorboard", purge_step=done + 1)
         lines = (f"    {key} = {value}" for key, value in config.items())
         self.writer.add_text("config", "\n".join(lines))
 
@@ -65,7 +65,7 @@ class TensorBoard:
 class MLflow:
     """Writes to the store of MLFLOW_TRACKING_URI, or else to `mlflow.db` in the run directory."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], _: int) -> None:
         from mlflow import MlflowClient, entities
 
         self.folder, self.metric = folder, entities.Metric
@@ -99,7 +99,7 @@ class MLflow:
 class WeightsAndBiases:
     """Sends to wandb.ai, or writes `wandb/` in the run directory if WANDB_MODE=offline."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Scalar]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Scalar], _: int) -> None:
         import wandb
 
         self.histogram = wandb.Histogram
@@ -124,7 +124,7 @@ class WeightsAndBiases:
         self.run.finish(exit_code=int(summary is None))
 
 
-LOGGERS: dict[str, Callable[[Path, Mapping[str, Scalar]], Logger]] = {
+LOGGERS: dict[str, Callable[[Path, Mapping[str, Scalar], int], Logger]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WeightsAndBiases,
@@ -138,11 +138,13 @@ class Loggers:
         self.active: dict[str, Logger] = {}
         self._failed = failed
 
-    def begin(self, names: Sequence[str], folder: Path, config: Mapping[str, Scalar]) -> None:
-        """Begin to log a run; raises `RunError` if a logger cannot begin."""
+    def begin(
+        self, names: Sequence[str], folder: Path, config: Mapping[str, Scalar], done: int = 0
+    ) -> None:
+        """Begin to log a run after the rounds that are done; raises `RunError` if one cannot."""
         for name in names:
             try:
-                self.active[name] = LOGGERS[name](folder, config)
+                self.active[name] = LOGGERS[name](folder, config, done)
             except Exception as error:
                 self.end(None)
                 raise RunError(f"loggers: {name} cannot begin ({named(error)})") from error

@@ -128,7 +128,7 @@ class Report:
                     f"{folder / name}: has other columns than this version of fedapps writes; "
                     "resume with the version that run.json names"
                 )
-        report._loggers.begin(settings.logger_names, folder, flat_config)
+        report._loggers.begin(settings.logger_names, folder, flat_config, state.round)
         directory.configure(folder, flat_config)  # from here on it has not finished any more
         rounds, goes_on = folder / directory.ROUNDS, state.round < settings.num_rounds
         for name in state.tables.keys() - {directory.ROUNDS}:

@@ -8,8 +8,11 @@ import pytest
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.report import directory, loggers, status
+from fedapps.report.report import Report
 from fedapps.serial import run_serial
+from fedapps.tasks import CLASSIFICATION
 from tests.support.marks import extra
+from tests.support.reports import ARRAYS, make_results, make_row, make_settings
 
 BRIEF = 'strategy="fedper" num-clients=3 num-rounds=2 fraction-train=1.0'
 WHY = "2026-11-22: an extra that the tests do not install; passes where it is there"
@@ -52,6 +55,31 @@ def test_tensorboard_reads_the_rows_of_the_tables(logged, figures, read_csv):
     assert last.histogram_value.sum == pytest.approx(sum(own))
     (text,) = found.Tensors("config/text_summary")
     assert b"strategy = fedper" in text.tensor_proto.string_val[0]
+
+
+def test_tensorboard_has_the_rounds_of_a_resumed_run_once(tmp_path):
+    """Of rounds 2 and 3, those after the resume count, also where their clients stand."""
+    extra("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = make_settings(runs_dir=str(tmp_path), run_name="run", logger_names=("tensorboard",))
+    flat = dict(settings.flat)
+    report, lasts = Report.create(settings, flat), {}
+
+    def go_on(losses):
+        for round_, loss in losses.items():
+            means = report.evaluation(round_, make_results(seed=round_))
+            report.round(make_row(round_, train_loss=loss, means=means))
+            lasts[round_] = report.state(round_)
+
+    go_on({1: 4.0, 2: 3.0, 3: 2.0})
+    report = Report.reopen(report.folder, settings, flat, lasts[1], CLASSIFICATION)
+    go_on({2: 1.0, 3: 0.5})
+    report.finish(ARRAYS, {}, plots=False)
+    found = EventAccumulator(str(report.folder / "tensorboard"), {"histograms": 0}).Reload()
+    losses = [(scalar.step, scalar.value) for scalar in found.Scalars("rounds/train_loss")]
+    assert losses == [(1, 4.0), (2, 1.0), (3, 0.5)]
+    assert [each.step for each in found.Histograms("clients/accuracy_initial")] == [1, 2, 3]
 
 
 def test_mlflow_reads_the_rows_of_the_tables(logged, figures, monkeypatch, tmp_path):
@@ -108,7 +136,7 @@ def test_an_unknown_logger_is_a_line(flat_config, value):
 class Noted:
     """A logger that notes what it gets, and may fail."""
 
-    def __init__(self, folder, config):
+    def __init__(self, folder, config, done):
         self.got = []
 
     def metrics(self, step, values):
@@ -183,7 +211,7 @@ def test_the_last_round_stays_that_of_the_training(logged, noted, read_rounds, m
 
 
 def test_a_logger_that_cannot_begin_ends_the_run(logged, monkeypatch):
-    def refuse(folder, config):
+    def refuse(*arguments):
         raise PermissionError("log\nin")
 
     monkeypatch.setitem(loggers.LOGGERS, "tensorboard", refuse)
