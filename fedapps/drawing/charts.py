@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
 from fedapps.drawing.svg import (
     BOX,
@@ -21,6 +22,8 @@ from fedapps.drawing.svg import (
     steps,
     written,
 )
+
+T = TypeVar("T")
 
 MOST_POINTS = 1500  # points of a line; if there are more, every n-th is drawn
 MOST_HITS = 200  # boxes with a title in a chart
@@ -47,7 +50,7 @@ def line_chart(
     y_scale = _upwards(chart, min(edges), max(edges), show, bounds)
     chart.x_ticks = [Tick(x_scale(x), show_x(x)) for x in steps(x_scale.low, xs[-1], 7, whole_x)]
     for line in series:
-        points = line.points[:: -(-len(line.points) // MOST_POINTS)]
+        points = _thinned(line.points, MOST_POINTS)
         if line.spread:
             chart.marks.append(Mark(_band(line, x_scale, y_scale), line.colour, "area"))
         places = [(x_scale(x), y_scale(y)) for x, y in points]
@@ -236,11 +239,17 @@ def _sayings(
     return say
 
 
+def _thinned(values: Sequence[T], most: int) -> Sequence[T]:
+    """Return every n-th value, counted from the last one, so that they are at most `most`."""
+    every = -(-len(values) // most)
+    return values[(len(values) - 1) % every :: every]
+
+
 def _columns(
     chart: Chart, xs: Sequence[float], scale: Scale, title: Callable[[float], str]
 ) -> list[Hit]:
     """Return boxes around some of the x; each extends halfway to its neighbors."""
-    chosen = xs[:: -(-len(xs) // MOST_HITS)]
+    chosen = _thinned(xs, MOST_HITS)
     places = [scale(x) for x in chosen]
     middles = [(a + b) / 2 for a, b in pairwise(places)]
     edges = [chart.box.left, *middles, chart.box.right]
@@ -260,8 +269,7 @@ def _dot_hit(chart: Chart, place: Point, title: str, colour: str = "") -> Hit:
 
 
 def _band(line: Series, x_scale: Scale, y_scale: Scale) -> str:
-    every = -(-len(line.points) // MOST_POINTS)
-    known = [*zip(line.points, line.spread, strict=True)][::every]
+    known = _thinned([*zip(line.points, line.spread, strict=True)], MOST_POINTS)
     low, high = y_scale.low, y_scale.high
     upper = [(x_scale(x), y_scale(min(y + s, high))) for (x, y), s in known]
     lower = [(x_scale(x), y_scale(max(y - s, low))) for (x, y), s in reversed(known)]

@@ -497,6 +497,20 @@ def test_no_two_lines_of_a_chart_have_the_same_label(low, height):
     assert len(labels) >= (2 if height >= 0.05 else 0)
 
 
+@pytest.mark.parametrize("rounds", [2, 200, 201, 300, 1500, 1501, 2000, 3333])
+def test_the_last_round_of_a_long_run_is_drawn_and_can_be_read(rounds):
+    """So is that of its band, which is 0.1 above it."""
+    points = [(float(round_), 0.5) for round_ in range(1, rounds)] + [(float(rounds), 0.9)]
+    line = Series("loss", "one", points, spread=[0.1] * rounds)
+    chart = line_chart(Chart("c", "", "round"), [line], "{:.2f}".format)
+    assert chart.hits[-1].title == f"round {rounds}\nloss: 0.90 ± 0.10"
+    assert len(chart.hits) == -(-rounds // -(-rounds // 200))
+    paths = {mark.kind: re.findall(r"[ML]([\d.]+) ([\d.]+)", mark.d) for mark in chart.marks}
+    curve, band = (np.array(paths[kind], float) for kind in ("line", "area"))
+    assert curve[-1, 0] == band[:, 0].max() == chart.box.right and len(curve) <= 1500
+    assert curve[-1, 1] < curve[-2, 1] and band[:, 1].min() < curve[-1, 1]
+
+
 def test_names_on_an_axis_keep_apart():
     """With 2, 8, 12 and 30 columns: whole names, beginnings of names, those of some columns."""
     names = ["North Clinic of the hospital", "East", ""]
