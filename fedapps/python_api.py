@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     Place = str | os.PathLike[str]
     Samples = ArrayLike | torch.Tensor | pd.DataFrame | str | Path
+    Predicted = tuple[np.ndarray, np.ndarray | None]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,8 +121,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished."""
-        return directory.is_final(self.summary)
+        """Whether the run has finished; of a best round, the run that it is of."""
+        return directory.is_final(self.summary or Run(directory.whole(self.path)).summary)
 
     @_plainly
     def model(self, client: int | str | None) -> "Personalized":
@@ -177,7 +178,7 @@ class Run:
         """Write report.html again; return its path."""
         from fedapps.report import page
 
-        return page.write(self.path)
+        return page.again(self.path)
 
     def __fspath__(self) -> str:
         """Return the run directory: a run can be given wherever a path is taken."""
@@ -187,17 +188,18 @@ class Run:
         return f"fedapps.load({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
+        from fedapps.engine import checkpoint
         from fedapps.report import notebook
 
-        return notebook.shown(self.path)
+        return notebook.shown(self.path, checkpoint.rounds(self.path))
 
     @_plainly
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
         from fedapps.report import frames
 
-        is_best = self.path.name == directory.BEST and name in directory.APPENDED
-        if is_best and not (self.path / name).exists():  # these tables are those of the whole run
-            last, found = self._opened.round, Run(self.path.parent)._table(name, **how)
+        whole = directory.whole(self.path)
+        if whole != self.path and name in directory.APPENDED:  # a best round has none of its own
+            last, found = self._opened.round, Run(whole)._table(name, **how)
             return found[found["round"] <= last].reset_index(drop=True)
         return frames.read(self.path / name, **how)
 
@@ -219,9 +221,7 @@ class Run:
             return FinishedRun.open(self.path, trust=self._trust)
 
     @_plainly
-    def _predicted(
-        self, client: int | str | None, x: Any
-    ) -> "tuple[np.ndarray, np.ndarray | None]":
+    def _predicted(self, client: int | str | None, x: Any) -> "Predicted":
         from fedapps.device import given, personalized
         from fedapps.training.undisturbed import undisturbed
 

@@ -21,10 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write RUN/report.html and print where it is."""
     # reading it all takes a second that the help need not wait for
-    from fedapps.core.errors import RunError
     from fedapps.report import page
 
-    if not (options.run / "rounds.csv").is_file():
-        raise RunError(f"{options.run}: is not a run directory, because it has no rounds.csv")
-    print(page.write(options.run.absolute()))
+    print(page.again(options.run).absolute())
     return 0

@@ -103,7 +103,7 @@ def read(folder: Path, metric: str = AUTO) -> Run:
     Raises `RunError` if it is no run directory, or if its task or its table has no such metric.
     """
     flat = config.defaults() | config.stored(folder)
-    if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
+    if directory.whole(folder) != folder:
         raise RunError(
             f"{folder} is the best round of a run and has no curves: score it with"
             " `fedapps evaluate`, and compare the table that it writes there,"

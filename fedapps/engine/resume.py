@@ -111,7 +111,7 @@ def find(settings: Settings) -> Path | None:
         if not folder.is_absolute():
             raise RunError(f'resume = "{folder}": must be absolute, start with ~, or be {LATEST}')
         _check_settings(folder, dict(settings.flat))
-        if folder.name == directory.BEST and not (folder / "rounds.csv").exists():
+        if directory.whole(folder) != folder:
             raise RunError(f"{folder}: holds the best round of a run; resume the run itself")
     return folder
 

@@ -208,6 +208,11 @@ def is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("config.toml", "rounds.csv"))
 
 
+def whole(folder: Path) -> Path:
+    """Return the directory of the run whose best round is in a folder, or else the folder."""
+    return folder.parent if folder.name == BEST and not (folder / ROUNDS).exists() else folder
+
+
 def has_finished(run: Path) -> bool:
     """Tell whether a folder has a finished run."""
     try:

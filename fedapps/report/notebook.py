@@ -1,7 +1,7 @@
 """Shows a run in a notebook: its log as one line that changes, with every warning; its figures."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rich.console import Console
 from fedapps.core import log
 from fedapps.core.errors import without_lines
 from fedapps.drawing import html
+from fedapps.report import directory
 from fedapps.report.page import facts
 from fedapps.report.page.reading import RunFiles
 
@@ -18,7 +19,7 @@ FIGURES = """\
 <b>{{ title }}</b>, {{ state.word }} {{ state.text }}<br>{{ subtitle }}
 <table>{% for tile in tiles %}
 <tr><th>{{ tile.label }}</th><td>{{ tile.value }}</td><td>{{ tile.note }}</td></tr>{% endfor %}
-</table><code>{{ folder }}</code>"""
+</table><code>{{ folder }}</code>{{ best }}"""
 
 
 class InPlace(logging.Handler):
@@ -56,11 +57,16 @@ def telling(progress: bool) -> Iterator[None]:
         yield
 
 
-def shown(folder: Path) -> str:
-    """Return the most important figures of a run directory as HTML."""
-    files = RunFiles.read(folder)
+def shown(folder: Path, rounds: Sequence[int]) -> str:
+    """Return the most important figures of a run as HTML, also of that of a best round.
+
+    `rounds` are those with a checkpoint in the folder.
+    """
+    run = directory.whole(folder)
+    files, best = RunFiles.read(run), f", best round {max(rounds, default=0)}"
     made: str = html.environment().from_string(FIGURES).render(
         title=facts.title_of(files), subtitle=facts.subtitle_of(files), folder=folder,
         state=facts.state_of(files, None), tiles=facts.tiles_of(files),
+        best=best if run != folder else "",
     )  # fmt: skip
     return made

@@ -509,6 +509,20 @@ def test_nor_into_a_best_round_whose_tables_are_asked_for_first(run, mode):
         assert best.predict_proba(0, sample).tolist() == wanted.tolist()
 
 
+def test_a_best_round_is_shown_as_its_run_and_has_no_page(run):
+    keys = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.25}
+    whole = run(strategy="fedper", **keys)
+    best = fedapps.load(whole.path / "best")
+    shown = best._repr_html_()
+    figures, told = (html.partition("</table>") for html in (whole._repr_html_(), shown))
+    assert figures[0] == told[0] and ", finished in " in told[0] and best.finished
+    assert told[2] == f"<code>{best.path}</code>, best round {best.rounds['round'].max()}"
+    line = f"{best.path}: is not a run directory, because it has no rounds.csv"
+    with pytest.raises(fedapps.RunError, match=f"^{re.escape(line)}$"):
+        best.report()
+    assert not (best.path / "report.html").exists()
+
+
 METHOD = """
 from fedapps.method import BaseStrategy
 

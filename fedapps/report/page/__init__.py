@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.core import registry
+from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.drawing import html
 from fedapps.method.figures import EventPlot
+from fedapps.report import directory
 from fedapps.report.page import event_charts, facts, run_charts
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.page.template import SECTIONS, STYLE, TEMPLATE
@@ -30,6 +32,13 @@ def write(folder: Path, left: float | None = None) -> Path:
     page = render(RunFiles.read(folder), left)
     write_whole(folder / PAGE, page.encode("utf-8", errors="replace"))
     return folder / PAGE
+
+
+def again(folder: Path) -> Path:
+    """Write the page of a run again, as `write`; raises `RunError` if the folder is no run."""
+    if not (folder / directory.ROUNDS).is_file():
+        raise RunError(f"{folder}: is not a run directory, because it has no rounds.csv")
+    return write(folder)
 
 
 class LivePage:
