@@ -43,6 +43,8 @@ class Axis:
             raise RunError(f"axis {text}: unknown key {key}{hint}; write {EXAMPLE}")
         if key in ITSELF:
             raise RunError(f"axis {text}: the sweep sets {key} itself; {ITSELF[key]}")
+        if key == "metric":  # with patience, results depend on it
+            raise RunError(f"axis {text}: it says by what runs are compared; make a sweep for each")
         if key in changes.INCIDENTAL:
             last = key in changes.LAST_DIGITS
             what = "only the last digits of results depend" if last else "no result depends"

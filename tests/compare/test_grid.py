@@ -119,6 +119,8 @@ def test_relative_folders_begin_at_the_working_directory(points, tmp_path, monke
     ("strategy=fedavg,fedpr", 'strategy = "fedpr": unknown, did you mean fedper?; must be one of '),
     ("lr=0.1 lr=0.2", "axis lr: given 2 times; give all its values at once"),
     ("runs-dir=/a,/b", "axis runs-dir=/a,/b: the sweep sets runs-dir itself"),
+    ("metric=accuracy,macro_f1 -c patience=10",
+     "axis metric=accuracy,macro_f1: it says by what runs are compared; make a sweep for each"),
     ("resume=/a,/b", "axis resume=/a,/b: the sweep sets resume itself; the same command goes on"),
     ("lr=0.1 -c resume=latest", 'resume = "latest": the sweep sets resume itself; leave it out'),
     ("lr=0.1 -c run-name=mine", 'run-name = "mine": the sweep sets run-name itself; leave it out'),
@@ -147,7 +149,7 @@ def test_the_name_in_a_runs_settings_is_refused_until_it_is_unset(points, refuse
     assert [(flat["lr"], flat["alpha"]) for _, flat in found] == [(0.5, 1), (0.5, 2)]
 
 
-@pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - ITSELF.keys()))
+@pytest.mark.parametrize("key", sorted(changes.INCIDENTAL - {"metric", *ITSELF}))
 def test_axes_on_which_no_run_depends_are_refused(refused, key):
     """All its values would be one run."""
     last = key in {"cache-limit", "device", "group", "presum", "secure-sum", "threads"}
