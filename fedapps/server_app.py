@@ -133,8 +133,12 @@ def watched(report: Report, page: bool) -> Iterator[Lookout]:
     devices = report.settings.dataset == DEVICE
     if devices and page:
         report.draw_page(math.inf)
-    with prometheus.serving(report.settings.metrics_port, of_run(report.folder)):
-        yield Lookout(report.folder if devices else None, note)
+    try:
+        with prometheus.serving(report.settings.metrics_port, of_run(report.folder)):
+            yield Lookout(report.folder if devices else None, note)
+    finally:
+        if devices and page and report.pending:  # it was refused
+            report.draw_page()
 
 
 @contextmanager
@@ -160,10 +164,9 @@ def _reporting(
         return
     with resume.alone(folder):
         progress = resume.restore(folder, rounds)
-        federation.check(folder)  # before the results of a finished run are taken away
+        federation.check(folder)
         resume.tell_of_repeated_sums(folder, settings)
         report = Report.reopen(folder, settings, flat, progress, space.task, space.data.pooled)
-        rounds.recovery.goes_on(folder)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
 

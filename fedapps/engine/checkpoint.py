@@ -26,7 +26,7 @@ from fedapps.engine.store import NONE
 from fedapps.method.update import under
 from fedapps.models.layers import Arrays
 from fedapps.report.directory import APPENDED
-from fedapps.report.report import ReportState
+from fedapps.report.state import ReportState
 from fedapps.tasks import Metric
 
 FOLDER = "checkpoint"

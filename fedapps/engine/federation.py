@@ -74,7 +74,9 @@ class Federation:
             finished = True
         finally:
             with ledger.editing(self.folder) as book:
-                book.enter(self._now(report, finished))
+                # one whose resumption was refused is still finished
+                ended = finished or directory.has_finished(report.folder)
+                book.enter(self._now(report, ended))
                 if finished:
                     book.start = self.night.run
         if self.rounds.idle:  # what made all clients fail may do so again

@@ -17,13 +17,14 @@ from fedapps.engine import best, checkpoint
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.privacy_mode import RELEASES
-from fedapps.engine.store import CHANGED, data_changed
+from fedapps.engine.store import CHANGED, ClientStore, data_changed, state_folders
 from fedapps.engine.versions import OTHER_DATA, StateVersions
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate
 from fedapps.report import directory
-from fedapps.report.report import Report, ReportState
+from fedapps.report.report import Report
 from fedapps.report.rows import Means
+from fedapps.report.state import ReportState
 
 SPENT = "releases.json"  # counts the releases under differential privacy that have begun
 
@@ -97,7 +98,12 @@ class Recovery:
             log.warning(f"keep-best: {so_far}; best/ will be written at the next better round")
 
     def goes_on(self, run: Path) -> None:
-        """Remove what a longer run does not have, now that nothing refuses to resume it."""
+        """Remove what a run does not have that goes on from a checkpoint; a new run has none."""
+        checkpoint.roll_back(run, self.done)
+        for client in state_folders(run):  # none if the clients are devices
+            ClientStore(client).roll_back(self.done)
+        for left in run.rglob(".*.tmp"):  # half-written files of the process that was killed
+            left.unlink(missing_ok=True)
         kept = checkpoint.rounds(run / directory.BEST)
         later = any(round_ >= self.done for round_ in kept)  # an older one was the best, once
         if self.outdated and (self.settings.keep_best or later):

@@ -21,7 +21,6 @@ from fedapps.engine import checkpoint, fingerprints
 from fedapps.engine.checkpoint import Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
-from fedapps.engine.store import ClientStore, state_folders
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
 from fedapps.report.about import FLOWER, command, fingerprints_of
@@ -39,7 +38,7 @@ MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
 
 
 def restore(folder: Path, rounds: Rounds) -> Progress:
-    """Restore a run from its last checkpoint; delete later checkpoints and client states.
+    """Restore a run from its last checkpoint, without changing any file: it can still be refused.
 
     The caller must hold the folder (`alone`). Raises `RunError` if there is no checkpoint, if the
     run has already done more than `num-rounds` rounds or would have exchanged other layers in them,
@@ -59,11 +58,6 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     check_fingerprints(folder, rounds.strategy)
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
-    checkpoint.roll_back(folder, done)
-    for client in state_folders(folder):  # none if the clients are devices
-        ClientStore(client).roll_back(done)
-    for left in folder.rglob(".*.tmp"):  # half-written files of the process that was killed
-        left.unlink(missing_ok=True)
     return found.progress
 
 
@@ -163,6 +157,8 @@ def interrupted(report: Report) -> str:
     """Say what an interrupted run has left, and how to resume it."""
     settings, done = report.settings, report.last_round
     total = settings.num_rounds
+    if report.pending:
+        return f"interrupted before round {done + 1} of {total}: {report.folder} is as it was"
     if checkpoint.rounds(report.folder):
         devices, least = settings.dataset == DEVICE, settings.min_available
         nodes = f" --num-supernodes {least}" if least > 1 and not devices else ""

@@ -77,6 +77,8 @@ class Rounds:
         strategy.event = report.event
         self.clock.begin()
         self._meet(fleet)
+        if self.recovery.left:  # a method can refuse these SuperNodes
+            strategy.train_nodes(fleet.nodes, fleet.workers)
         streaming = StreamingGrid(grid, lambda: self.exchange.given_up_messages(), nodes.lookout)
         self.summing.grid = streaming
         if not self.recovery.done:
@@ -84,6 +86,8 @@ class Rounds:
                 report.event(0, client, "attacker", s.attack)
             ask(strategy, fleet, streaming, report.folder)
         with strategy.running(), without_lines("flwr", _banner), suppress(EarlyStop):
+            report.begin()  # from here on nothing refuses the run
+            self.recovery.goes_on(report.folder)
             strategy.run_rounds(self, streaming, self.recovery.left, s.round_timeout)
         self.clock.end()
 

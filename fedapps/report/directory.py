@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -114,12 +114,10 @@ def truncate(path: Path, size: int) -> None:
         os.truncate(path, size)
 
 
-def change(path: Path, by: Callable[[str], str]) -> None:
-    """Replace a table by what `by` makes of its text, at once; raises `RunError`."""
+def text(path: Path) -> str:
+    """Read a table as it is; raises `RunError`."""
     with _reading(path) as file:
-        text = file.read()
-    if (new := by(text)) != text:
-        write_whole(path, new.encode(), durable=True)
+        return file.read()
 
 
 def sync(path: Path) -> int:

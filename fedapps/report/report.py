@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from fedapps.core import changes, log
@@ -30,28 +29,14 @@ from fedapps.report.rows import (
     ClientEval,
     Means,
     RoundRow,
-    as_after,
     class_sums,
     class_table,
     client_rows,
     means,
 )
+from fedapps.report.state import ReportState
 from fedapps.report.summary import plain, print_summary, summarize
 from fedapps.tasks import CLASSIFICATION, Task
-
-
-class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state of a run directory after a round, as a checkpoint needs it.
-
-    `seconds` is the run's time up to this round. `tables` has the sizes in bytes of the growing
-    tables; rounds.csv may have the last round's rows besides. `classes` has the class counts of the
-    last evaluation, summed over clients.
-    """
-
-    round: int
-    seconds: float
-    tables: dict[str, int]
-    classes: list[list[int]]
 
 
 @dataclass
@@ -71,6 +56,7 @@ class Report:
     started: float = field(default_factory=time.monotonic)
     task: Task = CLASSIFICATION
     about: About = field(default_factory=About.new)
+    pending: tuple[Mapping[str, Scalar], ReportState] | None = None  # a resumption until `begin`
 
     def __post_init__(self) -> None:
         self._time_left = TimeLeft(self.settings)
@@ -80,6 +66,7 @@ class Report:
         self._heads = dict(zip(directory.APPENDED, heads, strict=True))
         self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
+        self._early: list[list[object]] = []  # events before `begin`
 
     @classmethod
     def create(
@@ -117,9 +104,9 @@ class Report:
         task: Task,
         pooled: Pooled | None = None,
     ) -> "Report":
-        """Go on in the directory of a resumed run; lines after `state` are deleted.
+        """Read the directory of a resumed run; it changes no file before `begin`.
 
-        Raises `RunError` if its files cannot be read or written, or a logger cannot begin.
+        Raises `RunError` if its files cannot be read.
         """
         report = cls(folder, settings, task=task)
         for name, head in report._heads.items():
@@ -128,23 +115,31 @@ class Report:
                     f"{folder / name}: has other columns than this version of fedapps writes; "
                     "resume with the version that run.json names"
                 )
-        report._loggers.begin(settings.logger_names, folder, flat_config, state.round)
-        directory.configure(folder, flat_config)  # from here on it has not finished any more
-        rounds, goes_on = folder / directory.ROUNDS, state.round < settings.num_rounds
-        for name in state.tables.keys() - {directory.ROUNDS}:
-            directory.truncate(folder / name, state.tables[name])
+        table = state.table(folder, state.round < settings.num_rounds)
         try:
-            directory.change(rounds, lambda text: as_after(state.round, goes_on, text))
-            for line in directory.lines(rounds):
+            for line in directory.rows_of(table.splitlines()):
                 report._remember(RoundRow.read(line, report.columns))
         except ValueError as error:  # msgspec's errors are ValueErrors, too
-            raise RunError(f"{rounds}: cannot be read: {error}") from error
+            raise RunError(f"{folder / directory.ROUNDS}: cannot be read: {error}") from error
         report.classes, report.seconds_before = state.classes, state.seconds
         report.about = About.read(folder).again(state.round, pooled)
-        report.about.write(folder)
-        if goes_on:
-            (folder / directory.UNSEEN).unlink(missing_ok=True)
+        report.pending = (flat_config, state)
         return report
+
+    def begin(self) -> None:
+        """Delete the lines after the last checkpoint of a resumed run; a new run stays as it is.
+
+        Raises `RunError` if the files cannot be written, or a logger cannot begin.
+        """
+        if not self.pending:
+            return
+        flat_config, state = self.pending
+        self._loggers.begin(self.settings.logger_names, self.folder, flat_config, state.round)
+        directory.configure(self.folder, flat_config)  # from here on it has not finished any more
+        state.restore(self.folder, state.round < self.settings.num_rounds)
+        self.about.write(self.folder)
+        self.pending = None
+        self._append("events.csv", self._early)
 
     @property
     def seconds(self) -> float:
@@ -201,7 +196,11 @@ class Report:
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
-        self._append("events.csv", [[round_, client, kind, " ".join(str(detail).split())]])
+        row: list[object] = [round_, client, kind, " ".join(str(detail).split())]
+        if self.pending:
+            self._early.append(row)
+        else:
+            self._append("events.csv", [row])
 
     def finish(
         self,
@@ -244,11 +243,13 @@ class Report:
         """Complete the directory after the last finished round if the run in this block ends early.
 
         The error that ended the run is recorded in events.csv and raised again. Errors of writing
-        are then ignored.
+        are then ignored. A resumed run that did not `begin` stays what it was.
         """
         try:
             yield
         except BaseException as error:
+            if self.pending:
+                raise
             by_hand = isinstance(error, KeyboardInterrupt | Stopped)
             kind, reason = "interrupted" if by_hand else "run-failed", cause(error)
             attempt(lambda: self.event(self.last_round, "server", kind, reason))

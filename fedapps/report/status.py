@@ -69,7 +69,7 @@ def read(folder: Path, reader: TableReader | None = None) -> RunStatus:
     """
     run, now = RunFiles.read(folder, clients=False, reader=reader), time.time()
     known = run.contacts or Contacts()
-    running = not (folder / directory.SUMMARY).exists() and _is_locked(folder)
+    running = not directory.is_final(run.summary) and _is_locked(folder)
     state = state_of(run, 0.0 if running else None)
     failed = [event for event in run.events if event.get("kind") == FAILURE]
     seen = {device.client for device in known.devices}

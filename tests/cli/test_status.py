@@ -219,8 +219,14 @@ def test_a_folder_of_runs_stands_for_the_newest(tmp_path, capsys):
 
 
 def test_a_run_that_is_over_waits_for_nobody(going, capsys):
-    (going / "summary.json").write_text("{}")
+    (going / "summary.json").write_text('{"finished": true}')
     assert not any("waits for" in line for line in shown(capsys, going))
+
+
+def test_an_interrupted_run_that_is_resumed_runs_already_while_it_waits(going, capsys):
+    """Its directory is as it was until the first round can begin."""
+    (going / "summary.json").write_text('{"finished": false, "stopped": "Ctrl-C"}')
+    assert shown(capsys, going)[1].startswith("running, ")
 
 
 def test_a_run_that_is_over_says_so(tmp_path, capsys):

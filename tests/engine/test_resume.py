@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from fedapps.report.report import Report
 from fedapps.serial import run_serial
 from fedapps.tasks import TASKS
 from fedapps.training.workspace import workspace
+from fedapps.wire.nodes import NodeRegistry
 from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.killed import differences
@@ -324,6 +326,62 @@ def test_a_run_that_is_killed_while_it_is_extended_has_not_finished(serial_run, 
     assert differences(folder, copy) == []
 
 
+@pytest.mark.parametrize(("options", "refused", "line"), [
+    ('devices="{here}/devices.toml"', "", "the devices are not those that the run began with"),
+    ("", "metrics-port={port}", r"metrics-port = \d+: cannot be opened"),
+    ("", "", "no SuperNodes"),
+    ('strategy="splitlearning"', 'channel-address="127.0.0.1:{port}"', "channel-address = "),
+    ('strategy="splitlearning"', "channel-nodes=2", "2 SuperNodes must work at the same time"),
+])  # fmt: skip
+def test_a_finished_run_that_may_not_be_longer_stays_as_it_is(
+    options, refused, line, serial_run, tmp_path, monkeypatch
+):
+    """Whatever refuses it before the first round."""
+    path, federation = tmp_path / "devices.toml", tmp_path / "federation"
+    speeds = "[[device]]\nname = 'a'\ndown = 1e6\nup = 1e6\nmacs = "
+    path.write_text(speeds + "1e9")
+    own = options.format(here=tmp_path), f'federation="{federation}"'
+    folder = serial_run(f"num-rounds=2 {VALIDATION} keep-best=true num-clients=8", *own,
+                        'unseen-clients="0.25" run-name="x"')  # fmt: skip
+    path.write_text(speeds + "2e9")
+    watched = (folder, federation)
+    before = [{k: v for k, v in contents(f).items() if k.suffix != ".txt"} for f in watched]
+    assert {folder / "unseen.csv", folder / "summary.json"} < before[0].keys()
+
+    def nobody(*_):
+        raise RunError("no SuperNodes")
+
+    if line == "no SuperNodes":
+        monkeypatch.setattr(NodeRegistry, "wait_for_nodes", nobody)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = refused.format(port=taken.getsockname()[1])
+        with pytest.raises(RunError, match=line):
+            resumed(folder, f"num-rounds=3 {refused}")
+    after = [{k: v for k, v in contents(f).items() if k.suffix != ".txt"} for f in watched]
+    assert after == before
+
+
+def test_a_run_that_waits_to_go_on_is_as_it_was(interrupted, read_csv, monkeypatch):
+    """Until then, its events are kept; it can wait long for devices."""
+    folder, wait, stop = interrupted(), NodeRegistry.wait_for_nodes, [True]
+    before = untold(folder)
+
+    def waiting(nodes):
+        nodes.lookout.event("server", "clock", "it is wrong")
+        if stop.pop():
+            raise KeyboardInterrupt
+        return wait(nodes)
+
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", waiting)
+    with pytest.raises(KeyboardInterrupt, match=f"before round 3 of 4: {folder} is as it was$"):
+        resumed(folder)
+    assert untold(folder) == before
+    stop.append(False)
+    resumed(folder)
+    events = [row for row in read_csv(folder, "events.csv") if row["kind"] == "clock"]
+    assert [(row["round"], row["detail"]) for row in events] == [("2", "it is wrong")]
+
+
 def test_other_settings_are_named(interrupted, monkeypatch):
     """`flwr run` alone is told of resume.toml, too."""
     folder, line = interrupted(), r"lr = 0\.7 \(the run has 0\.05\); leave them out"
@@ -386,8 +444,9 @@ def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Report, "follow", kill)
+        patch.setattr(Rounds, "configure_train", kill)
         resumed(folder, "num-rounds=4")
+    assert not directory.has_finished(folder)
     resumed(folder, "num-rounds=4")
     assert differences(longer, folder) == []
     totals = [{k: v for k, v in json.loads((run / "summary.json").read_text()).items()

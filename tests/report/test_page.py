@@ -464,6 +464,15 @@ def test_a_run_on_devices_has_its_page_before_the_first_round_ends(tmp_path):
             assert not there or ("each with data of its own" in text and "Dirichlet" not in text)
 
 
+def test_the_page_of_a_run_on_devices_is_back_if_it_is_not_resumed_after_all(tmp_path):
+    report = begin_run(tmp_path, 'dataset="device" input-shape="1,8,8"')
+    report.pending = ({}, report.state(0))
+    with pytest.raises(RunError), watched(report, page=True):
+        assert "running" in texts_of(report.folder)
+        raise RunError("a port is in use")
+    assert "running" not in texts_of(report.folder) and "unfinished" in texts_of(report.folder)
+
+
 @pytest.mark.parametrize("bounds", [(-math.inf, 1.0), (-1.0, 1.0)])
 def test_a_metric_below_0_is_within_its_charts(folder, bounds):
     class Below(Classification):
