@@ -165,7 +165,7 @@ def _reporting(
     with resume.alone(folder):
         progress = resume.restore(folder, rounds)
         federation.check(folder)
-        resume.tell_of_repeated_sums(folder, settings)
+        resume.tell_of_repeated_sums(folder, settings, progress.round)
         report = Report.reopen(folder, settings, flat, progress, space.task, space.data.pooled)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report

@@ -142,13 +142,13 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
         _path(folder, round_).unlink(missing_ok=True)
 
 
-def load(run: Path) -> Checkpoint:
-    """Return the newest intact checkpoint of the run in folder `run`.
+def load(run: Path, before: float = math.inf) -> Checkpoint:
+    """Return the newest intact checkpoint of the run in folder `run` from `before` a round.
 
     A damaged one is skipped with a warning. Raises `RunError` if none is intact.
     """
     problems: list[str] = []
-    for round_ in reversed(rounds(run)):
+    for round_ in reversed([number for number in rounds(run) if number < before]):
         path = _path(run / FOLDER, round_)
         try:
             checkpoint = Checkpoint.unpack(path.read_bytes())

@@ -17,8 +17,8 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.engine import checkpoint, fingerprints
-from fedapps.engine.checkpoint import Progress
+from fedapps.engine import checkpoint, evaluations, fingerprints
+from fedapps.engine.checkpoint import Checkpoint, Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
@@ -45,20 +45,49 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     or if checkpoints are off: the old checkpoint would then be mistaken for the end of the run.
     """
     found, settings = checkpoint.load(folder), rounds.settings
-    done = found.progress.round
     if not settings.checkpoint_every:
         raise RunError(
             "checkpoint-every = 0: a resumed run must write checkpoints, because evaluate, predict "
             "and export read the last one; give 1 or more"
         )
-    if settings.num_rounds < done:
+    if settings.num_rounds < (done := found.progress.round):
         raise RunError(
             f"num-rounds = {settings.num_rounds}: the run has done {done} rounds; give more"
         )
+    if settings.num_rounds == done and not _has_end(folder, rounds.strategy):
+        found = _before_end(folder, done)
+    done = found.progress.round
     check_fingerprints(folder, rounds.strategy)
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     return found.progress
+
+
+def _has_end(folder: Path, strategy: BaseStrategy) -> bool:
+    """Tell whether the tables end as those of a run with so many rounds.
+
+    They do not if it was to have more rounds, or was made longer and lost its end.
+    """
+    rounds = strategy.settings.num_rounds
+    stored = config.stored(folder).get("num-rounds")
+    if directory.has_finished(folder) and stored == rounds:
+        return True
+    table, lead = directory.lines(folder / directory.ROUNDS), strategy.workspace.task.lead
+    last = [row for row in table if row["round"] == str(rounds)]
+    phases = 1 + bool(evaluations.final_phase(strategy, rounds))
+    return len(last) == phases and bool(last[-1][lead.personalized])
+
+
+def _before_end(folder: Path, done: int) -> Checkpoint:
+    """Return the checkpoint from which the last of the `done` rounds is repeated as an end."""
+    if checkpoint.rounds(folder)[0] == done:
+        raise RunError(
+            f"num-rounds = {done}: round {done} was not the end of this run, and no earlier"
+            " checkpoint is left from which to repeat it; give more rounds"
+        )
+    found = checkpoint.load(folder, done)
+    log.info("num-rounds = %s: round %s is repeated as the end of the run", done, done)
+    return found
 
 
 def how_far(recovery: Recovery) -> str:
@@ -72,13 +101,14 @@ def how_far(recovery: Recovery) -> str:
     return f"was ended by patience = {s.patience} {when}; a larger patience extends it"
 
 
-def tell_of_repeated_sums(folder: Path, settings: Settings) -> None:
+def tell_of_repeated_sums(folder: Path, settings: Settings, done: int) -> None:
     """Warn if two secure sums of a round could differ by one client's update, without noise.
 
     Training from the same state gives the same update. Of a run that has finished, no round is
-    repeated.
+    repeated, unless it goes on from an earlier one than its last.
     """
-    if settings.secure_sum and not settings.dp.protects and not directory.has_finished(folder):
+    repeats = not directory.has_finished(folder) or checkpoint.rounds(folder)[-1] > done
+    if settings.secure_sum and not settings.dp.protects and repeats:
         log.warning(
             "secure-sum: if a device is missing from a round that is repeated, the server can"
             " subtract the two sums and has its update; begin a new run with another seed, or with"

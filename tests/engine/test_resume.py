@@ -456,6 +456,47 @@ def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_
         resumed(folder, "num-rounds=3")
 
 
+@pytest.mark.parametrize("options", [
+    'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" finetune-epochs=2',
+    'unseen-clients="0.25" num-clients=8',
+    "evaluate-every=0",
+])  # fmt: skip
+def test_a_run_that_is_cut_to_its_rounds_has_their_end(options, serial_run, monkeypatch, capsys):
+    """One that was to have more, and one that was longer and lost its end; nothing is lost."""
+    shorter, phase = serial_run(options, "num-rounds=2"), "evaluate-every" not in options
+    lost = shutil.copytree(shorter, shorter.with_name("lost"))
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Rounds, "configure_train", kill)
+        resumed(lost, "num-rounds=4")
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    interrupted = serial_run(options, "num-rounds=4")
+    back_to(interrupted, 2)
+    capsys.readouterr()
+    for folder in (lost, interrupted):
+        resumed(folder, "num-rounds=2")
+        assert directory.has_finished(folder)
+        assert differences(shorter, folder) == []
+        resumed(folder, "num-rounds=2")  # now they are there
+        repeated = capsys.readouterr().out.count("round 2 is repeated as the end of the run")
+        assert repeated == (folder == interrupted or phase)  # without it, none has been lost
+    if phase:  # without it, a longer run keeps the evaluation
+        longer = serial_run(options, "num-rounds=4")
+        assert differences(longer, resumed(lost, "num-rounds=4")) == []
+
+
+def test_a_round_that_was_no_end_is_none_without_the_checkpoint_before(interrupted):
+    folder = interrupted("evaluate-every=0")
+    (folder / "checkpoint/round-000001.fedapps").unlink()
+    before = contents(folder)
+    with pytest.raises(RunError, match="num-rounds = 2: round 2 was not the end of this run, and"):
+        resumed(folder, "num-rounds=2")
+    assert contents(folder) == before
+
+
 def test_a_run_that_has_all_its_rounds_says_so(serial_run, capsys):
     folder = serial_run("num-rounds=2")
     before = (folder / "model.safetensors").read_bytes()
