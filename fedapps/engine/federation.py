@@ -22,6 +22,7 @@ from fedapps.engine.rounds import Rounds
 from fedapps.models.grouping import frozen_keys
 from fedapps.report import directory
 from fedapps.report.about import About
+from fedapps.report.attempts import attempt
 from fedapps.report.report import Report
 
 
@@ -68,17 +69,15 @@ class Federation:
             return
         with ledger.editing(self.folder) as book:
             self._enter(book, report.folder)
-        finished = False
         try:
             yield
-            finished = True
-        finally:
-            with ledger.editing(self.folder) as book:
-                # one whose resumption was refused is still finished
-                ended = finished or directory.has_finished(report.folder)
-                book.enter(self._now(report, ended))
-                if finished:
-                    book.start = self.night.run
+        except BaseException:
+            # one whose resumption was refused is still finished
+            finished = directory.has_finished(report.folder)
+            for error in attempt(lambda: self._ends(report, finished)):  # what came first counts
+                log.warning("%s", error)
+            raise
+        self._ends(report, finished=True, start=True)
         if self.rounds.idle:  # what made all clients fail may do so again
             log.warning(
                 "round %s, the last one, had no update, and the next run of the federation starts"
@@ -86,6 +85,14 @@ class Federation:
                 self._now(report).round,
             )
         self._describe(report, self.folder)
+
+    def _ends(self, report: Report, finished: bool, start: bool = False) -> None:
+        """Enter what the run did; later runs `start` from its model. Raises `RunError`."""
+        assert self.folder is not None
+        with ledger.editing(self.folder) as book:
+            book.enter(self._now(report, finished))
+            if start:
+                book.start = self.night.run
 
     def figures(self, report: Report) -> dict[str, Any]:
         """Return what the summary of the run says about all runs of its federation."""

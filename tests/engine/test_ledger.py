@@ -338,6 +338,42 @@ def test_a_run_that_ends_early_counts_what_it_did_and_a_killed_one_all(
     assert read_summary(folder)["epsilon_of_federation"] == pytest.approx(total)
 
 
+@pytest.mark.parametrize(("first", "told"), [
+    (RunError("the first cause"), "^the first cause$"),
+    (KeyboardInterrupt(), "^interrupted after round 2 of 2; to resume: "),
+])  # fmt: skip
+def test_a_ledger_that_cannot_be_written_hides_no_first_cause(
+    first, told, serial_run, federation, monkeypatch, capsys
+):
+    write, row = ledger.write_json, Report.round
+
+    def full(path, content):
+        raise RunError(f"cannot write {path}: No space left on device")
+
+    def stop(report, values):
+        row(report, values)
+        if values.round == 2:
+            monkeypatch.setattr(ledger, "write_json", full)
+            raise first
+
+    monkeypatch.setattr(Report, "round", stop)
+    with pytest.raises(type(first), match=told):
+        serial_run(f'federation="{federation}"')
+    line = f"warning: cannot write {federation / ledger.FILE}: No space left on device"
+    assert line in capsys.readouterr().out
+
+    def then_full(report, *arguments):
+        finish(report, *arguments)
+        monkeypatch.setattr(ledger, "write_json", full)
+
+    finish = Report.finish
+    monkeypatch.setattr(Report, "round", row)
+    monkeypatch.setattr(ledger, "write_json", write)
+    monkeypatch.setattr(Report, "finish", then_full)
+    with pytest.raises(RunError, match=r"ledger\.json: No space left"):  # it is the first one here
+        serial_run(f'federation="{federation}"')
+
+
 @pytest.mark.parametrize(("other", "line"), [
     ([], r"^dp\.budget = .*: 40 rounds would spend"),
     ([night("other")], r"^dp\.mode, dp\.sampling: all runs of a federation must"),
