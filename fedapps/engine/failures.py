@@ -60,16 +60,16 @@ class FailureCounts(msgspec.Struct):
         kind: str,
         failures: Sequence[Failure],
         asked: int,
-        failed: int,
+        failed: Sequence[Failure],
         devices: bool,
         spoilt: str = "",
     ) -> None:
         """Raise `RunError` if the run must end; its message gives the cause of the first failure.
 
         Who declined is counted where nobody did anything else, and named if nobody failed.
-        `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` counts the
-        clients that have failed in the round so far, in training or evaluation. `spoilt` says why
-        a round has no secure sum, unless too many failed.
+        `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` has one for
+        each client that has failed in the round so far, in training or evaluation. `spoilt` says
+        why a round has no secure sum, unless too many failed.
         """
         if kind == "train":
             causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
@@ -87,15 +87,17 @@ class FailureCounts(msgspec.Struct):
         if spoilt and in_vain:
             raise RunError(f"round {round_}: no round had a sum: {spoilt}")
         limit = settings.max_failures
-        if not failures or not (end or in_vain or 0 <= limit < failed):
+        if not failures or not (end or in_vain or 0 <= limit < len(failed)):
             return
         broken = [failure for failure in failures if not failure.declined]
-        first = (broken or failures)[0]
-        count = len(failures if all_failed else broken)
-        what = "failed" if broken else "declined"
-        rule = f"all {what}" if all_failed else f"max-failures = {limit}"
+        first, what = (broken or failures)[0], "failed" if broken else "declined"
+        count, of, rule = len(failures), f" of {asked}", f"all {what}"
+        if not all_failed:
+            first, count, rule = failed[0], len(failed), f"max-failures = {limit}"
+            if count > len({failure.client for failure in broken}):  # others in the training
+                of = ""
         raise RunError(
-            f"round {round_}: {count} of {asked} clients {what} ({rule}); "
+            f"round {round_}: {count}{of} clients {what} ({rule}); "
             f"client {first.client}: {first.cause}"
         )
 

@@ -115,9 +115,9 @@ class Receiving:
                 self.report.event(round_, client, DECLINED, cause.removeprefix(f"{DECLINED}: "))
                 continue
             failed.add(client)
+            totals.failed.setdefault(client, failure)
             log.info("round %s: client %s %s: %s", round_, called, failing, cause)
             self.report.event(round_, client, "failure", cause)
-        totals.failed |= failed
         late = {failure.client for failure in failures if failure.unanswered}
         grown = {failure.client for failure in failures if failure.grown}
         self.nodes.recheck(failed | grown, fleet, late, grown)
@@ -130,9 +130,8 @@ class Receiving:
                 whose = "all devices that were asked keep theirs to themselves"
                 log.info("round %s: no scores: %s", round_, whose)
             failures = told
-        devices, s = bool(fleet.bound), self.strategy.settings
-        counts, so_far = self.recovery.failures, len(totals.failed)
-        counts.apply(s, round_, kind, failures, asked, so_far, devices, spoilt)
+        devices, s, so_far = bool(fleet.bound), self.strategy.settings, [*totals.failed.values()]
+        self.recovery.failures.apply(s, round_, kind, failures, asked, so_far, devices, spoilt)
 
 
 def _scored_part(plan: Plan) -> str:

@@ -249,6 +249,8 @@ class Rounds:
         return RoundTotals(
             phase=final,
             clients=len(later),
+            failed=self.totals.failed,
+            counted=len(self.totals.failed),
             bytes_eval=payload,
             epsilon=self.totals.epsilon,  # fine-tuning releases nothing more
             virtual_seconds=self.totals.virtual_seconds,

@@ -3,18 +3,24 @@
 import time
 from dataclasses import dataclass, field, fields
 
+from fedapps.method.update import Failure
 from fedapps.report.rows import Means, RoundRow
 from fedapps.training.costs import TrainingStats
 
 
 @dataclass
 class RoundTotals:
-    """Sums over the clients of a round so far; `start` is a monotonic time in seconds."""
+    """Sums over the clients of a round so far; `start` is a monotonic time in seconds.
+
+    `failed` has each client's first failure in the round. The first `counted` of them are in the
+    row of the round itself, if these are the totals of a phase that follows.
+    """
 
     phase: str = ""  # if empty, the strategy names the phase
     start: float = field(default_factory=time.monotonic)
     clients: int = 0
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, Failure] = field(default_factory=dict)
+    counted: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     bytes_eval: int = 0
@@ -34,7 +40,7 @@ class RoundTotals:
             round=round_,
             phase=self.phase or phase,
             clients=self.clients,
-            failures=len(self.failed),
+            failures=len(self.failed) - self.counted,
             train_loss=self.trained.mean_loss if self.trained.samples else None,
             bytes_down=self.bytes_down,
             bytes_up=self.bytes_up,

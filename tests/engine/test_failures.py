@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedapps import client_app
 from fedapps.core import config, registry
 from fedapps.core.errors import DECLINED, RunError
 from fedapps.engine import failed_clients
@@ -52,7 +53,7 @@ def ends(rounds, devices=True, killed=False, **settings):
             failures = [Failure(c, f"cause {c}") for c in range(failed or 0)]
             asked = 0 if failed is None else 4
             try:
-                judge.apply(round_, kind, failures, asked, len(failures), devices)
+                judge.apply(round_, kind, failures, asked, failures, devices)
             except RunError as error:
                 assert str(error).endswith("; client 0: cause 0") and f"of {asked}" in str(error)
                 return round_, kind
@@ -86,21 +87,21 @@ def test_a_round_without_a_sum_counts_neither_as_success_nor_as_failure(devices)
     """Only one client lies, but which is not known."""
     judge, most = policy(num_rounds=9), 3 if devices else 1
     for round_ in range(1, 6):
-        judge.apply(round_, "train", [], 4, 0, devices, "masks are left")
-        judge.apply(round_, "evaluate", [], 4, 0, devices)
+        judge.apply(round_, "train", [], 4, [], devices, "masks are left")
+        judge.apply(round_, "evaluate", [], 4, [], devices)
     all_fail = [Failure(c, "no luck") for c in range(4)]
     for round_ in range(6, 5 + most):
-        judge.apply(round_, "train", all_fail, 4, 4, devices)
-        judge.apply(round_, "train", [], 4, 0, devices, "masks are left")
+        judge.apply(round_, "train", all_fail, 4, all_fail, devices)
+        judge.apply(round_, "train", [], 4, [], devices, "masks are left")
     with pytest.raises(RunError, match=r"\(all failed\); client 0: no luck"):
-        judge.apply(8, "train", all_fail, 4, 4, devices)
+        judge.apply(8, "train", all_fail, 4, all_fail, devices)
     with pytest.raises(RunError, match=r"^round 9: no round had a sum: masks are left"):
-        resumed(judge).apply(9, "train", all_fail[:1], 4, 1, devices, "masks are left")
+        resumed(judge).apply(9, "train", all_fail[:1], 4, all_fail[:1], devices, "masks are left")
 
 
 def test_a_client_that_fails_twice_is_one():
     judge = policy()
-    judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, 1, False)
+    judge.apply(1, "train", [Failure(0, "a"), Failure(0, "b")], 2, [Failure(0, "a")], False)
 
 
 @pytest.mark.parametrize(("error", "told"), [
@@ -113,8 +114,63 @@ def test_the_end_of_a_run_names_who_failed_before_who_declined(error, told):
     failures += [Failure(c, "no luck") for c in error]
     judge, asked = policy(max_failures=1), 10 if error else 3
     with pytest.raises(RunError) as ended:
-        judge.apply(3, "train", failures, asked, len(error), devices=False)
+        judge.apply(3, "train", failures, asked, failures[3:], devices=False)
     assert str(ended.value) == f"round 3: {told}"
+
+
+def test_who_failed_in_the_training_and_who_in_the_evaluation_are_counted_together():
+    """The first cause of the round is named, and who fails twice is one."""
+    train, evaluate = ([Failure(c, f"of {c}") for c in who] for who in ((0, 1), (1, 2, 3)))
+    judge, both = policy(max_failures=3), [*train, *evaluate[1:]]
+    judge.apply(2, "train", train, 8, train, False)
+    with pytest.raises(RunError) as ended:
+        judge.apply(2, "evaluate", evaluate, 7, both, False)
+    assert str(ended.value) == "round 2: 4 clients failed (max-failures = 3); client 0: of 0"
+
+
+@pytest.fixture
+def unlucky(monkeypatch):
+    """Return fail(train, evaluate): clients that fail in the training or evaluation of round 2."""
+
+    def failing(own, who, space, request, store):
+        if request.plan.round == 2 and request.client in who:
+            raise RuntimeError("no luck")
+        return own(space, request, store)
+
+    def fail(train, evaluate):
+        for name, who in (("_fit", train), ("_evaluate", evaluate)):
+            own = getattr(client_app, name)
+            monkeypatch.setattr(client_app, name, partial(failing, own, who))
+
+    return fail
+
+
+ENDS = [
+    'unseen-clients="5" strategy="fedavg"',
+    'strategy="fedseq" fedseq.groups=2 fedseq.unfreeze-rounds="0,1" finetune-epochs=2',
+]
+
+
+@pytest.mark.parametrize("options", ENDS)
+def test_who_fails_in_training_and_evaluation_of_the_last_round_is_one(
+    options, serial_run, read_rounds, unlucky
+):
+    """Also if the run is then made longer."""
+    unlucky(train=(1,), evaluate=(1, 2))
+    options += " fraction-train=1.0 num-clients=6"
+    folder, longer = (serial_run(options, f"num-rounds={rounds}") for rounds in (2, 3))
+    assert [row["failures"] for row in read_rounds(folder)] == [0, 1, 1]
+    resumed = serial_run(f'resume="{folder}" num-rounds=3 {options}')
+    for run in (resumed, longer):
+        assert [row["failures"] for row in read_rounds(run)[:2]] == [0, 2]
+
+
+@pytest.mark.parametrize("options", ["", *ENDS])
+def test_too_many_failures_end_the_last_round_as_any_other(options, serial_run, unlucky):
+    unlucky(train=(0, 1), evaluate=(2, 3))
+    for rounds in (2, 3):
+        with pytest.raises(RunError, match=r"^round 2: 4 clients failed \(max-failures = 3\); cli"):
+            serial_run(options, f"num-rounds={rounds} fraction-train=1.0 max-failures=3")
 
 
 def diverged(*clients):
@@ -127,13 +183,13 @@ def test_a_run_ends_in_which_training_diverges_at_most_clients_though_one_goes_o
     """Whoever has spoiled the model may go on answering; a round of others counts anew."""
     judge = policy()
     for round_, failures in enumerate((diverged(0, 1, 2), diverged(0, 1), diverged(0, 1, 2)), 1):
-        judge.apply(round_, "train", failures, 4, len(failures), devices)
-        judge.apply(round_, "evaluate", [], 4, len(failures), devices)
-    judge.apply(4, "train", diverged(1, 2, 3), 4, 3, devices)
+        judge.apply(round_, "train", failures, 4, failures, devices)
+        judge.apply(round_, "evaluate", [], 4, failures, devices)
+    judge.apply(4, "train", diverged(1, 2, 3), 4, diverged(1, 2, 3), devices)
     judge = resumed(judge) if killed else judge
     line = r"^round 5: training diverged at 3 of 4 clients, at more than half for 3 rounds in a row"
     with pytest.raises(RunError, match=line):
-        judge.apply(5, "train", diverged(0, 1, 2), 4, 3, devices)
+        judge.apply(5, "train", diverged(0, 1, 2), 4, diverged(0, 1, 2), devices)
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 5.0])
@@ -143,7 +199,7 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
     bad = diverged(1, 2)
     for round_, failures in enumerate(([other], [other, *bad], bad), 1):
         with contextlib.suppress(RunError):
-            judge.apply(round_, "train", failures, 4, 2, True)
+            judge.apply(round_, "train", failures, 4, failures, True)
     advice = ", or limit gradients, for example max-norm=10" if not max_norm else ""
     assert capsys.readouterr().out == (
         f"warning: round 2: training diverged at 2 of 4 clients: lower lr = 25{advice}\n"
@@ -152,7 +208,7 @@ def test_training_that_diverges_gets_advice_once(capsys, max_norm):
 
 def test_noise_that_makes_training_diverge_is_named(capsys):
     with contextlib.suppress(RunError):
-        policy(noise=30.0).apply(1, "train", diverged(1, 2), 4, 2, True)
+        policy(noise=30.0).apply(1, "train", diverged(1, 2), 4, diverged(1, 2), True)
     assert "lower dp.noise-multiplier = 30 or dp.clip-norm = 2, or lower" in capsys.readouterr().out
 
 
