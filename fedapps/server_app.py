@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from flwr.app import Context
@@ -107,6 +108,8 @@ def run(grid: Grid, context: Context, plots: bool = True) -> Path:
                     nodes = node_registry(grid, space)
                     nodes.lookout = lookout
                     fleet = meet(nodes, space)
+                    if rounds.recovery.left:
+                        note_processor(fleet, report)
                     rounds.run(grid, report, nodes, fleet)
                 told = {"seconds": report.seconds} | federation.figures(report)
                 if report.rows:
@@ -198,6 +201,23 @@ def meet(there: NodeRegistry, space: Workspace) -> Fleet:
     if torch.cuda.is_available() and not fleet.cuda and space.settings.device != "cpu":
         log.warning("there is a GPU, but clients do not see it; give them one: %s", GPU_HINT)
     return fleet
+
+
+def note_processor(fleet: Fleet, report: Report) -> None:
+    """Record the processor of a simulation's clients; raises `RunError` if it was another one."""
+    chosen, before = report.settings.device, report.about.processor
+    if not fleet.workers:  # devices may have any
+        return
+    now = "cuda" if fleet.cuda and chosen != "cpu" else "cpu"
+    if before and before != now:
+        way = "-c device=cpu" if before == "cpu" else f"an engine with a GPU: {GPU_HINT}"
+        raise RunError(
+            f'device = "{chosen}": would go on on {now}, with other last digits, but the run began'
+            f" on {before}; resume with {way}"
+        )
+    report.about = msgspec.structs.replace(report.about, processor=now)
+    if not report.pending:  # else `Report.begin` writes it
+        report.about.write(report.folder)
 
 
 def listed_clients(space: Workspace) -> Sequence[int]:

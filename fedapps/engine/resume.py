@@ -23,7 +23,7 @@ from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
-from fedapps.report.about import FLOWER, command, fingerprints_of
+from fedapps.report.about import FLOWER, About, command, fingerprints_of
 from fedapps.report.report import Report
 from fedapps.training import sketch
 
@@ -264,10 +264,12 @@ def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[st
 
 
 def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
-    """Refuse other settings than those of the run; but more devices can take part than before."""
+    """Refuse other settings than those of the run; more devices, and that of "auto", are none."""
     old = dict(config.defaults() | config.stored(folder))
     if may_grow(old, flat):
         old["num-clients"] = flat["num-clients"]
+    if old["device"] == "auto" and flat["device"] == About.read(folder).processor:
+        old["device"] = flat["device"]  # what was chosen
     if different := differences(old, flat):
         by_flower = command(sys.orig_argv).startswith(FLOWER)
         cure = f", or with flwr run use --run-config {folder / 'resume.toml'}" if by_flower else ""

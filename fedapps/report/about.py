@@ -34,7 +34,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     `id` is random. Devices recognize a run by it, because another run can have a directory of the
     same name. The run was resumed after the rounds `resumed`. Its `fingerprints` tell whether data,
     method or model have changed meanwhile. What it has `pooled` its model needs ever after,
-    whatever becomes of the data. The `notes` are what it told of its data at the start.
+    whatever becomes of the data. The `notes` are what it told of its data at the start. The clients
+    of a simulation compute on a `processor`, cpu or cuda; "": not known.
     """
 
     id: str
@@ -46,6 +47,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: Fingerprints = {}
     pooled: Pooled | None = None
     notes: tuple[str, ...] = ()
+    processor: str = ""
     resumed: tuple[int, ...] = ()
 
     @classmethod

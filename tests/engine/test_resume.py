@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from fedapps import client_app
 from fedapps.compare.runs import read as read_run
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
@@ -127,6 +128,11 @@ def resumed(folder, options=""):
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def untold(folder):
+    """The contents but for the log, in which a run that is refused says so."""
+    return {path: held for path, held in contents(folder).items() if path.name != "log.txt"}
 
 
 @pytest.fixture
@@ -345,7 +351,7 @@ def test_a_finished_run_that_may_not_be_longer_stays_as_it_is(
                         'unseen-clients="0.25" run-name="x"')  # fmt: skip
     path.write_text(speeds + "2e9")
     watched = (folder, federation)
-    before = [{k: v for k, v in contents(f).items() if k.suffix != ".txt"} for f in watched]
+    before = [untold(folder) for folder in watched]
     assert {folder / "unseen.csv", folder / "summary.json"} < before[0].keys()
 
     def nobody(*_):
@@ -357,8 +363,32 @@ def test_a_finished_run_that_may_not_be_longer_stays_as_it_is(
         refused = refused.format(port=taken.getsockname()[1])
         with pytest.raises(RunError, match=line):
             resumed(folder, f"num-rounds=3 {refused}")
-    after = [{k: v for k, v in contents(f).items() if k.suffix != ".txt"} for f in watched]
-    assert after == before
+    assert [untold(folder) for folder in watched] == before
+
+
+@pytest.mark.parametrize("began", ["cpu", "cuda"])
+def test_a_run_goes_on_with_the_type_of_processor_that_it_began_with(
+    began, interrupted, serial_run, monkeypatch
+):
+    """What device=auto has chosen. The clients only say that they see a GPU, or none."""
+    see, own = [began == "cuda"], client_app.Hello
+    monkeypatch.setattr(client_app, "Hello", lambda **told: own(**told | {"cuda": see[0]}))
+    folder = interrupted('device="auto"')
+    assert About.read(folder).processor == began
+    before = untold(folder)
+    see[0] = not see[0]
+    cure = "-c device=cpu" if began == "cpu" else "an engine with a GPU: fedapps run"
+    with pytest.raises(RunError, match=f'^device = "auto": .* began on {began}; .*{cure}'):
+        resumed(folder)
+    assert untold(folder) == before
+    if began == "cpu":
+        resumed(folder, 'device="cpu"')
+        return
+    with pytest.raises(RunError, match=r'device = "cpu" \(the run has "auto"\)'):
+        resumed(folder, 'device="cpu"')
+    (folder / "run.json").write_text((folder / "run.json").read_text().replace('"cuda"', '""'))
+    resumed(folder)  # as a run of an earlier version
+    assert About.read(folder).processor == "cpu"
 
 
 def test_a_run_that_waits_to_go_on_is_as_it_was(interrupted, read_csv, monkeypatch):
