@@ -25,11 +25,10 @@ from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.method.update import under
 from fedapps.models.layers import Arrays
-from fedapps.report.directory import APPENDED
+from fedapps.report.directory import APPENDED, CHECKPOINTS
 from fedapps.report.state import ReportState
 from fedapps.tasks import Metric
 
-FOLDER = "checkpoint"
 KEPT = 2  # checkpoints that are kept: the last one and the one before it
 _MAGIC = b"fedapps checkpoint 1 "
 _SERVER, _STATE = "server/", "state/"  # prefixes of array names in the file
@@ -134,7 +133,7 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
 
     Raises `RunError` if it cannot be written; existing checkpoints then stay.
     """
-    folder = run / FOLDER
+    folder = run / CHECKPOINTS
     with writing(folder):
         folder.mkdir(mode=0o700, exist_ok=True)  # the state may hold data of single clients
     write_whole(_path(folder, checkpoint.progress.round), checkpoint.pack(), durable=True)
@@ -149,7 +148,7 @@ def load(run: Path, before: float = math.inf) -> Checkpoint:
     """
     problems: list[str] = []
     for round_ in reversed([number for number in rounds(run) if number < before]):
-        path = _path(run / FOLDER, round_)
+        path = _path(run / CHECKPOINTS, round_)
         try:
             checkpoint = Checkpoint.unpack(path.read_bytes())
             _check_tables(run, checkpoint.progress.tables)
@@ -160,19 +159,22 @@ def load(run: Path, before: float = math.inf) -> Checkpoint:
         return checkpoint
     if problems:
         raise RunError(f'resume = "{run}": no checkpoint can be used ({"; ".join(problems)})')
-    raise RunError(f'resume = "{run}": there is no checkpoint of a finished round')
+    raise RunError(
+        f'resume = "{run}": there is no checkpoint of a finished round from which it could go on;'
+        " begin it anew: delete it, or use another run-name"
+    )
 
 
 def roll_back(run: Path, round_: int) -> None:
     """Delete the checkpoints after `round_`: the run goes on from there and writes them again."""
     for later in rounds(run):
         if later > round_:
-            _path(run / FOLDER, later).unlink(missing_ok=True)
+            _path(run / CHECKPOINTS, later).unlink(missing_ok=True)
 
 
 def rounds(run: Path) -> list[int]:
     """Return the rounds that have a checkpoint, in ascending order."""
-    found = (run / FOLDER).glob("round-*.fedapps")
+    found = (run / CHECKPOINTS).glob("round-*.fedapps")
     numbers = (path.stem.removeprefix("round-") for path in found)
     return sorted(int(number) for number in numbers if number.isdecimal())
 

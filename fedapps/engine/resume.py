@@ -143,7 +143,7 @@ def find(settings: Settings) -> Path | None:
 def unfinished(settings: Settings) -> Iterator[Path]:
     """Yield the unfinished runs with the same settings in `runs-dir`, newest first."""
     flat, runs = dict(settings.flat), expanded(settings.runs_dir, "runs-dir")
-    folders = [path.parent for path in runs.glob(f"*/{checkpoint.FOLDER}")]
+    folders = [path.parent for path in runs.glob(f"*/{directory.CHECKPOINTS}")]
     folders.sort(key=_changed, reverse=True)
     for folder in folders[:MOST_LOOKED_AT]:
         if directory.has_finished(folder) or not checkpoint.rounds(folder):

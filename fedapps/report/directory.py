@@ -25,6 +25,7 @@ from fedapps.report.cells import Rows, csv_text, original
 MODEL = "model.safetensors"  # the server's model
 EVALUATIONS = "evaluations.csv"  # one line per later evaluation of the run (`fedapps evaluate`)
 _EVALUATION = "evaluation-"  # a table with a line per client, for each of these evaluations
+CHECKPOINTS = "checkpoint"  # a folder, for which see engine/checkpoint.py
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
 NAMES = "names.csv"  # what the data call each client, if they do
@@ -74,9 +75,11 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 
 
 def _taken(folder: Path) -> RunError:
+    way = f'go on with that run: resume="{folder}"'
+    if not any((folder / CHECKPOINTS).glob("round-*.fedapps")):
+        way = "delete it, as it has no checkpoint from which a run could go on"
     return RunError(
-        f'run-name = "{folder.name}": {folder} exists; use another name or "", or go on with that'
-        f' run: resume="{folder}"'
+        f'run-name = "{folder.name}": {folder} exists; use another name or "", or {way}'
     )
 
 

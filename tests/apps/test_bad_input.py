@@ -232,9 +232,12 @@ def test_a_run_that_is_there_already(refuse, tmp_path):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     (folder / "rounds.csv").write_text("results")
-    line = refuse('run-name="mine"')
-    exists = f'run-name = "mine": {folder} exists; use another name or ""'
-    assert line == f'{exists}, or go on with that run: resume="{folder}"'
+    exists = f'run-name = "mine": {folder} exists; use another name or "", or '
+    nothing = "delete it, as it has no checkpoint from which a run could go on"
+    assert refuse('run-name="mine"') == exists + nothing
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint/round-000001.fedapps").touch()
+    assert refuse('run-name="mine"') == f'{exists}go on with that run: resume="{folder}"'
     assert (folder / "rounds.csv").read_text() == "results"
 
 

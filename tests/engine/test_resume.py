@@ -203,8 +203,8 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
 
     def found(path, pattern):
         yield from glob(path, pattern)
-        if pattern.endswith(checkpoint.FOLDER):
-            yield path / "gone" / checkpoint.FOLDER
+        if pattern.endswith(directory.CHECKPOINTS):
+            yield path / "gone" / directory.CHECKPOINTS
 
     monkeypatch.setattr(Path, "glob", found)
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
@@ -607,6 +607,26 @@ def test_a_run_that_goes_on_has_checkpoints_and_keeps_them(serial_run, read_csv)
         resumed(folder, "num-rounds=3 checkpoint-every=0")
     assert checkpoint.rounds(folder) == [1, 2]
     assert len(read_csv(folder, "rounds.csv")) == 2  # it is as it was
+
+
+def test_a_run_without_a_checkpoint_is_not_offered_to_go_on(serial_run, monkeypatch, tmp_path):
+    """It was stopped in its first round, say."""
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    options, folder = ('run-name="early"', "num-rounds=2"), tmp_path / "runs" / "early"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="no results yet"):
+        patch.setattr(Rounds, "configure_train", kill)
+        serial_run(*options)
+    with pytest.raises(RunError, match=f"{folder} exists; .* or delete it, as it has no che"):
+        serial_run(*options)
+    with pytest.raises(RunError, match=r"no checkpoint of a finished round .*; begin it anew: del"):
+        resumed(folder)
+    shutil.rmtree(folder)
+    assert serial_run(*options) == folder
+    with pytest.raises(RunError, match=f'or go on with that run: resume="{folder}"$'):
+        serial_run(*options)
 
 
 # Broken files -------------------------------------------------------------------------------
