@@ -36,6 +36,11 @@ def raising(wanted: bool) -> Iterator[None]:
         _raising = before
 
 
+def is_raising() -> bool:
+    """Tell whether a client that fails ends the run."""
+    return _raising
+
+
 def record(folder: Path, where: str, error: Exception, aloud: bool = False) -> None:
     """Append a failure's traceback to the log in `folder`; `where` is the round, client and stage.
 

@@ -17,7 +17,7 @@ from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
-from fedapps.engine import checkpoint, evaluations, fingerprints
+from fedapps.engine import checkpoint, evaluations, failed_clients, fingerprints
 from fedapps.engine.checkpoint import Checkpoint, Progress
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
@@ -192,7 +192,8 @@ def interrupted(report: Report) -> str:
     if checkpoint.rounds(report.folder):
         devices, least = settings.dataset == DEVICE, settings.min_available
         nodes = f" --num-supernodes {least}" if least > 1 and not devices else ""
-        how = f"fedapps serial --resume {shlex.quote(str(report.folder))}{nodes}"
+        going = "" if failed_clients.is_raising() else " --keep-going"
+        how = f"fedapps serial --resume {shlex.quote(str(report.folder))}{nodes}{going}"
         if config.code_beside(report.folder):
             how += f" -c {shlex.quote('model=' + literal(settings.model))}"
         same = " with the same --node-config options" if devices else ""

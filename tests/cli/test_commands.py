@@ -17,6 +17,7 @@ from fedapps.launcher.inputs import refusal
 from fedapps.launcher.superlink import SuperLink
 from fedapps.report.report import Report
 from tests.support import ROOT
+from tests.support.fits import hooked
 
 COMMANDS = [command.name for group in cli.COMMANDS.values() for command in group]
 TINY = "num-clients=4 num-rounds=2 device=cpu evaluate-every=0 finetune-epochs=0"
@@ -188,16 +189,25 @@ def test_ctrl_c_says_it_all(options, done, every, says, no_plots, monkeypatch, c
         assert len(read_csv(folder, "rounds.csv")) == 2
 
 
-def test_the_command_that_ctrl_c_tells_starts_as_many_supernodes(
+def no_luck(client, own, plan):
+    if client.client == 1:
+        raise ValueError("no luck")
+    return own(plan)
+
+
+def test_the_command_that_ctrl_c_tells_goes_on_in_the_same_way(
     options, no_plots, monkeypatch, capsys, read_csv
 ):
     ctrl_c_after(1, monkeypatch)
-    more = ["--num-supernodes", "3", "-c", "min-available=2"]
+    keys = "min-available=2 strategy=fedavg fraction-train=1.0"
+    more = ["--num-supernodes", "3", "-c", keys, "--keep-going"]
     assert cli.main(["serial", *options, *more]) == 130
     monkeypatch.undo()
+    hooked(monkeypatch, "fedavg", "before_training", no_luck)  # of one client
     program, *words = capsys.readouterr().err.partition("; to resume: ")[2].split()
     assert (program, cli.main(words)) == ("fedapps", 0)
-    assert len(read_csv(Path(words[2]), "rounds.csv")) == 2
+    rows = read_csv(Path(words[2]), "rounds.csv")
+    assert [row["failures"] for row in rows] == ["0", "1"]
 
 
 def test_ctrl_c_tells_that_devices_have_to_be_named_again(
