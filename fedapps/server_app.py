@@ -43,7 +43,7 @@ from fedapps.training.torch_device import GPU_HINT
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.contacts import Lookout
 from fedapps.wire.fleet import Fleet
-from fedapps.wire.grid import StreamingGrid, reaches_devices
+from fedapps.wire.grid import AnyGrid, StreamingGrid, reaches_devices
 from fedapps.wire.nodes import NodeRegistry
 
 app = ServerApp()
@@ -61,7 +61,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 @log.remembering()
-def run(grid: Grid, context: Context, plots: bool = True) -> Path:
+def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
     """Run what the run-config asks for; return the run directory. Raises `RunError`."""
     registry.check_packages(registry.STRATEGIES, registry.CLIENTS, "experiments")
     settings = config.read(context.run_config)
@@ -174,7 +174,7 @@ def _reporting(
         yield report
 
 
-def node_registry(grid: Grid, space: Workspace) -> NodeRegistry:
+def node_registry(grid: AnyGrid, space: Workspace) -> NodeRegistry:
     """Return the registry that greets the SuperNodes of a run."""
     s = space.settings
     device_count = s.num_clients if s.dataset == DEVICE else 0

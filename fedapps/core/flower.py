@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from flwr.supercore.privacy_accounting import NeighboringRelation as NeighboringRelation
     from flwr.supercore.privacy_accounting import PrivacyConfig as PrivacyConfig
     from flwr.supercore.privacy_accounting import SamplingMethod as SamplingMethod
-    from flwr.supercore.run import Run as Run
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.superlink.grid.http_grid import HttpGrid as HttpGrid
 
@@ -64,7 +63,6 @@ _MODULES = {
         "PrivacyConfig",
         "SamplingMethod",
     ),
-    "flwr.supercore.run": ("Run",),
     "flwr.supercore.task_identity": ("TaskIdentity",),
     "flwr.superlink.grid.http_grid": ("HttpGrid",),
 }

@@ -7,7 +7,6 @@ from itertools import chain
 from logging import INFO, LogRecord
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, without_lines
@@ -32,7 +31,7 @@ from fedapps.training.costs import TrainingStats, cost_of
 from fedapps.training.plan import Plan
 from fedapps.wire.exchange import Exchange
 from fedapps.wire.fleet import Fleet, load, portions
-from fedapps.wire.grid import StreamingGrid
+from fedapps.wire.grid import AnyGrid, StreamingGrid
 from fedapps.wire.nodes import NodeRegistry
 from fedapps.wire.requests import Request, RoundInfo
 
@@ -69,7 +68,7 @@ class Rounds:
         self.exchange = Exchange()
         self.recovery = Recovery(self.settings)
 
-    def run(self, grid: Grid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
+    def run(self, grid: AnyGrid, report: Report, nodes: NodeRegistry, fleet: Fleet) -> None:
         """Do all rounds in Flower's own loop; replies are processed as they arrive."""
         strategy, s = self.strategy, self.settings
         self.report, self.nodes = report, nodes

@@ -67,8 +67,11 @@ class BaseStrategy(StrategyHooks, Strategy, _Remembered):
         """Return `newcomer_plan`, marked as that of a client that has never trained."""
         return replace(self.newcomer_plan(round_, client), newcomer=True)
 
-    def run_rounds(self, callbacks: Callbacks, grid: Grid, num_rounds: int, timeout: float) -> None:
-        """Run Flower's own loop (`start`), with callbacks that do the work of each round."""
+    def run_rounds(self, callbacks: Callbacks, grid: Any, num_rounds: int, timeout: float) -> None:
+        """Run Flower's own loop (`start`), with callbacks that do the work of each round.
+
+        Of the grid, it calls `send_and_receive` alone.
+        """
         self._callbacks = callbacks
         try:
             self.start(grid, ArrayRecord(), num_rounds=num_rounds, timeout=timeout)

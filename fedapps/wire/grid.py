@@ -3,14 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Protocol
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from fedapps.core import flower, stopping
 from fedapps.core.errors import named
-from fedapps.core.flower import Run
 from fedapps.wire.compact import is_packed, pack, unpack
 from fedapps.wire.contacts import Lookout
 from fedapps.wire.probes import LOST, Probes
@@ -21,7 +19,17 @@ FIRST_WAIT, LONGEST_WAIT = 0.01, 1.0  # seconds between polls
 BROKEN_WAIT = 10.0  # seconds to wait for the right reply after one that could not be read
 
 
-def reaches_devices(grid: Grid) -> bool:
+class AnyGrid(Protocol):
+    """What is used of a Grid of Flower; see there."""
+
+    def get_node_ids(self) -> Iterable[int]: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
+def reaches_devices(grid: AnyGrid) -> bool:
     """Tell whether a Grid reaches its SuperNodes through a SuperLink, not in a simulation.
 
     The Grids of this project do not, and for them Flower's Grid, which takes half a second to load,
@@ -30,7 +38,7 @@ def reaches_devices(grid: Grid) -> bool:
     return not type(grid).__module__.startswith("fedapps.") and isinstance(grid, flower.HttpGrid)
 
 
-class StreamingGrid(Grid):
+class StreamingGrid:
     """Flower's Grid, except that `send_and_receive` yields each reply as soon as it arrives.
 
     Flower's Grid returns all replies at once and sleeps up to 3 s between its polls. Here, replies
@@ -53,7 +61,7 @@ class StreamingGrid(Grid):
 
     def __init__(
         self,
-        grid: Grid,
+        grid: AnyGrid,
         given_up: Callable[[], set[str]] = set,
         lookout: Lookout | None = None,
     ) -> None:
@@ -102,18 +110,8 @@ class StreamingGrid(Grid):
             if pending and not answered:
                 time.sleep(poll_wait(now - start, now - begun))
 
-    def set_run(self, run: Run) -> None:
-        """Delegate to Flower's Grid, like all methods below."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
-
     def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the SuperNodes that are connected."""
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -6,12 +6,9 @@ from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedapps.core import flower
-from fedapps.core.flower import Run
 from fedapps.core.schema import Scalar
-from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.requests import is_concurrent
 
 
@@ -26,7 +23,7 @@ def give_id(message: Message) -> None:
     vars(message.metadata)["_message_id"] = str(uuid4())
 
 
-class SerialGrid(Grid):
+class SerialGrid:
     """A Grid whose SuperNodes are calls of the ClientApp in this process."""
 
     def __init__(
@@ -67,26 +64,8 @@ class SerialGrid(Grid):
         """Return the ids of the SuperNodes."""
         return list(self.contexts)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Run the ClientApp on every message."""
-        return [*StreamingGrid(self).send_and_receive(messages, timeout=timeout)]
-
     def close(self) -> None:
         """End what this grid has started: nothing."""
-
-    def set_run(self, run: Run) -> None:
-        """Do nothing, as there is only one run."""
-
-    @property
-    def run(self) -> Run:
-        """Raise AttributeError, as a serial run is not a Flower run."""
-        raise AttributeError("a serial run has no Flower run")
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """Raise AttributeError; Flower has deprecated this method in favor of `Message(...)`."""
-        raise AttributeError("use flwr.app.Message")
 
 
 class DeviceGrid(SerialGrid):

@@ -15,6 +15,7 @@ from fedapps.engine.failed_clients import ClientError
 from fedapps.serial import run_serial
 from fedapps.wire import grid as grid_module
 from fedapps.wire import worker_grid
+from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.worker_grid import WorkerGrid
 from tests.support import ROOT
 from tests.support.clock import passing
@@ -73,7 +74,7 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
     monkeypatch.setattr(worker_grid, "end", list)
     grid = WorkerGrid(lambda *_: None, {}, messages, workers=2, keep_going=False)
     sent = [Message(RecordDict(), node + 1, "train") for node in range(messages)]
-    assert [*grid.send_and_receive(sent, timeout=timeout)] == []
+    assert [*StreamingGrid(grid).send_and_receive(sent, timeout=timeout)] == []
     assert [seconds for seconds in waited if seconds] == waits
     assert timeout < clock.now <= timeout + 1.0 and max(clock.slept) <= 1.0
 
@@ -204,7 +205,7 @@ def test_a_worker_that_is_late_is_replaced_at_the_next_push():
     try:
         grid.push_messages(messages(late=True))
         late = [worker.fork.pid for worker in grid.workers]
-        replies = grid.send_and_receive(messages(late=False))
+        replies = StreamingGrid(grid).send_and_receive(messages(late=False))
         assert sorted(reply.metadata.src_node_id for reply in replies) == [1, 2]
         for pid in late:
             with pytest.raises(ProcessLookupError):

@@ -104,12 +104,12 @@ def test_nothing_of_fedapps_is_in_the_process_that_forks():
 
 
 def test_a_name_that_this_flower_lacks_is_one_line(monkeypatch):
-    monkeypatch.delattr(importlib.import_module("flwr.supercore.run"), "Run")
-    monkeypatch.delitem(vars(flower), "Run", raising=False)
+    monkeypatch.delattr(importlib.import_module("flwr.supercore.exit"), "ExitCode")
+    monkeypatch.delitem(vars(flower), "ExitCode", raising=False)
     with pytest.raises(ImportError) as caught:
-        flower.Run  # noqa: B018
+        flower.ExitCode  # noqa: B018
     text = str(caught.value)
-    assert text.startswith(f"Flower {flower.version()} has no flwr.supercore.run.Run (")
+    assert text.startswith(f"Flower {flower.version()} has no flwr.supercore.exit.ExitCode (")
     assert text.endswith(f"pip install 'flwr=={flower.TESTED}.*'") and "\n" not in text
     with pytest.raises(AttributeError):
         flower.Walk  # noqa: B018

@@ -19,6 +19,7 @@ from fedapps.device import answering, supernode, warm  # noqa: F401
 from fedapps.device.device import Device, device_workspace
 from fedapps.training.optimizers import OPTIMIZERS, optimizer
 from fedapps.training.plan import Stage
+from fedapps.wire.grid import StreamingGrid
 from fedapps.wire.hello import pack_greeting, unpack_hello
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
@@ -36,8 +37,8 @@ def main(run_config, node_config):
         registry.client_class(name)
     run_config = config.defaults() | run_config
     settings = config.read(run_config)
-    grid = DeviceGrid(client_app.app, run_config, [node_config])
-    hello = unpack_hello(grid.send_and_receive([pack_greeting(1)])[0])
+    grid = StreamingGrid(DeviceGrid(client_app.app, run_config, [node_config]))
+    hello = unpack_hello(next(grid.send_and_receive([pack_greeting(1)])))
     if hello.problem:
         return [hello.problem], {}
     space = device_workspace(settings, Device.of(node_config))
