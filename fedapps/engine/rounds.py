@@ -14,6 +14,7 @@ from fedapps.core.scored_rounds import is_due
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
+from fedapps.engine.drawn import Drawn
 from fedapps.engine.metrics import MetricChecks
 from fedapps.engine.privacy import MODES
 from fedapps.engine.privacy_mode import reference_of
@@ -63,6 +64,7 @@ class Rounds:
         self.summing = SecureSumming(strategy) if s.secure_sum else Summing()
         self.attackers = collusion.attackers(strategy)
         self.told: set[str] = set()  # what attackers send honestly
+        self.drawn = Drawn(s.strategy)
         self.optimizer = ServerOptimizer(self.settings, self.layout, strategy.state)
         self.totals = RoundTotals()
         self.exchange = Exchange()
@@ -98,10 +100,12 @@ class Rounds:
         self._see_who_is_there(round_)
         self.totals = RoundTotals()
         there = self.clock.there(round_)
-        wanted = returned.check_selected(round_, self.clock.select(round_, there), there)
+        with self.drawn.watched("select"):
+            wanted = returned.check_selected(round_, self.clock.select(round_, there), there)
         selected = self.clock.reached(round_, self.privacy.select(round_, wanted, there))
         selected = self.summing.enough(round_, selected)
-        plans = {client: self.strategy.plan(round_, client) for client in selected}
+        with self.drawn.watched("plan"):
+            plans = {client: self.strategy.plan(round_, client) for client in selected}
         plans = self.strategy.begin_round(round_, plans)
         collusion.tell_what_is_honest(self.settings, self.attackers, plans, self.told)
         for kind, detail in self.privacy.begin(plans).items():
@@ -130,7 +134,9 @@ class Rounds:
         self.idle = first is None
         new: Arrays = {}
         if first is not None:
-            new = self.strategy.aggregate(round_, OnePass(chain([first], updates)))
+            with self.drawn.watched("aggregate"):
+                each = self.drawn.not_while("aggregate", chain([first], updates))
+                new = self.strategy.aggregate(round_, OnePass(each))
         for _ in updates:  # count also those that `aggregate` did not read, and their failures
             pass
         moved = {**self.strategy.end_round(round_), **self.summing.moved}
@@ -142,7 +148,8 @@ class Rounds:
         means = returned.check_aggregate(round_, new, self.layout)
         self.strategy.arrays.update(self.optimizer.new(self.strategy.arrays, means))
         spent = server_data.train(self.strategy, round_)
-        after = cost_of(self.strategy.after_round, round_, TrainingStats)
+        with self.drawn.watched("after_round"):
+            after = cost_of(self.strategy.after_round, round_, TrainingStats)
         self.clock.close(moved, spent.macs + after.macs)
         self.totals.add(spent)
         self.totals.add(after)
@@ -151,7 +158,8 @@ class Rounds:
     def configure_evaluate(self, round_: int) -> list[Message]:
         """Make the evaluation messages of a round; none if the round is not evaluated."""
         round_ += self.recovery.done
-        plans = evaluations.plans(self.strategy, round_)
+        with self.drawn.watched("evaluation_plan"):
+            plans = evaluations.plans(self.strategy, round_)
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self.exchange.nbytes
         if final := evaluations.final_phase(self.strategy, round_):
@@ -210,7 +218,8 @@ class Rounds:
         requests: list[Request] = []
         loads: list[float] = []
         for client, plan in plans.items():
-            arrays = returned.download(strategy, round_, client, plan)
+            with self.drawn.watched("download"):
+                arrays = returned.download(strategy, round_, client, plan)
             boxes = self.summing.boxes.get(client, b"") if kind == "train" else b""
             trained, scored = (strategy.count(client, n) for n in ("train", s.evaluate_on))
             count = trained if kind == "train" else scored

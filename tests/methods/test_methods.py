@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedapps.core import config, registry
+from fedapps.core import config, log, registry
 from fedapps.method import BaseStrategy
 from fedapps.models.layers import run
 from fedapps.serial import run_serial
@@ -63,6 +63,8 @@ def test_same_numbers_on_any_supernodes(method, once, serial_run, tiny_npz, unti
     assert [row["round"] for row in training_rows(untimed_rounds(first))] == ["1", "2"]
     other = serial_run(options(method, tiny_npz), num_supernodes=4)  # with one client or two each
     assert differences(first, other) == []
+    told = (first / log.FILE).read_text("utf-8")  # more processes would give other numbers
+    assert "draws from torch's global generator" not in told
 
 
 def test_bytes_frozen_and_personal_parts(once, untimed_rounds):
