@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import LogRecord
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DECLINED = "declined"  # one begins so if a device does not want to work now
 WITHHELD = f"{DECLINED}: keeps its scores to itself (scores=false in its node-config)"
@@ -72,6 +75,18 @@ def printable(text: str) -> str:
 def named(error: BaseException) -> str:
     """Return the type of an error and its text, like `one_line`."""
     return f"{type(error).__name__}: {one_line(str(error))}"
+
+
+def as_returned(hook: str, found: T, fits: bool, right: str) -> T:
+    """Return what a hook of a method has returned; raises TypeError if it does not fit.
+
+    The commonest slip is a forgotten `return`. `right` says what must be returned.
+    """
+    if fits:
+        return found
+    size = f" {[*found.shape]}" if hasattr(found, "shape") else ""
+    told = "None" if found is None else f"a {type(found).__name__}{size}"
+    raise TypeError(f"{hook} returned {told}: must return {right}")
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}

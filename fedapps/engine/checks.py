@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+import msgspec
+
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_size, smallest_share
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, as_returned
 from fedapps.core.memory import reserve
 from fedapps.core.settings import Settings
 from fedapps.engine import evaluations
@@ -23,6 +25,8 @@ from fedapps.models.own import file_of
 from fedapps.models.training_pass import check_training
 from fedapps.training.plan import Plan, Stage
 from fedapps.training.privacy import check_plan
+from fedapps.wire.arrays import checked_extras
+from fedapps.wire.checks import BadMessage
 
 # A method that replaces none of these draws its clients at random, sends all of them the same
 # model, and takes the mean of their updates.
@@ -209,22 +213,42 @@ def check_plans(strategy: BaseStrategy) -> None:
     for round_ in (1, s.num_rounds):
         plans = [strategy.plan(round_, client) for client in clients]
         for plan in plans:
-            if not isinstance(plan, Plan):
-                raise TypeError(f"plan returned {plan!r}: must return a Plan")
-            _check_types(plan.stages)
+            _check_fields("plan", plan)
             if plan not in checked:
                 _check_plan(strategy, plan)
                 checked.append(plan)
         if s.presum:
             _check_uploads(strategy, plans)
+        for client in clients[:1]:
+            plan = evaluations.plan_of(strategy, round_, client)
+            _check_scored(strategy, "evaluation_plan (or finetuning)", plan)
     for client in strategy.workspace.population.held_out[:1]:
-        _check_stages(strategy, strategy.plan_of_newcomer(s.num_rounds, client))
+        plan = strategy.plan_of_newcomer(s.num_rounds, client)
+        _check_scored(strategy, "newcomer_plan", plan)
 
 
-def _check_types(stages: object) -> None:
-    """Raise `TypeError` if the stages of a plan are a single one, or among them is another list."""
+def _check_fields(hook: str, plan: Plan) -> None:
+    """Raise an error for what is no plan, or cannot be sent as one.
+
+    That is a TypeError if it is none, or if its stages are a single one, or have a list among them.
+    """
+    stages = as_returned(hook, plan, isinstance(plan, Plan), "a Plan").stages
     if not (isinstance(stages, tuple | list) and all(isinstance(each, Stage) for each in stages)):
-        raise TypeError(f"plan returned stages = {stages!r}: must be a tuple of Stages")
+        raise TypeError(f"{hook} returned stages = {stages!r}: must be a tuple of Stages")
+    try:
+        sent = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+        for extras in (sent.receives, sent.sends):
+            checked_extras(extras)
+    except (msgspec.ValidationError, TypeError, BadMessage) as error:
+        raise RunError(f"{hook} returned a plan that cannot be sent: {error}") from error
+
+
+def _check_scored(strategy: BaseStrategy, hook: str, plan: Plan) -> None:
+    """Check the plan of an evaluation, after which nothing comes back but scores."""
+    _check_fields(hook, plan)
+    _check_stages(strategy, plan)
+    if plan.up(strategy.layout):
+        raise RunError(f"{hook} returned a plan that uploads: use upload=(), and no sends")
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:

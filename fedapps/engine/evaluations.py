@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from fedapps.core.draws import sample_evaluated
+from fedapps.core.errors import as_returned
 from fedapps.core.scored_rounds import is_due
 from fedapps.method.flower import BaseStrategy
 from fedapps.report.rows import NEWCOMERS
@@ -74,7 +75,8 @@ def plan_of(strategy: BaseStrategy, round_: int, client: int) -> Plan:
     """Return how a client is evaluated after a round; newcomers have a plan of their own."""
     if client in strategy.workspace.population.held_out:
         return strategy.plan_of_newcomer(round_, client)
-    return strategy.evaluation_plan(round_, client)
+    plan = strategy.evaluation_plan(round_, client)
+    return as_returned("evaluation_plan", plan, isinstance(plan, Plan), "a Plan")
 
 
 def layers_told(strategy: BaseStrategy, round_: int) -> str:

@@ -1,10 +1,11 @@
 """What a strategy's hooks return in a round, and its checks: clients, arrays to send, new model."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, as_returned
 from fedapps.method.flower import BaseStrategy
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
@@ -12,7 +13,9 @@ from fedapps.training.plan import Plan
 
 def check_selected(round_: int, selected: Iterable[int], there: Sequence[int]) -> list[int]:
     """Return the selected clients as ints; raises `RunError` for one twice, or one not there."""
-    clients = [int(client) for client in selected]
+    hook, right = f"round {round_}: select", "a list of clients"
+    listed = as_returned(hook, selected, isinstance(selected, Iterable), right)
+    clients = [int(client) for client in listed]
     if absent := [client for client in clients if client not in there]:
         raise RunError(f"round {round_}: select gave client {min(absent)}, which is not there")
     if len({*clients}) < len(clients):
@@ -29,7 +32,7 @@ def download(strategy: BaseStrategy, round_: int, client: int, plan: Plan) -> Ar
     for anything but a dict.
     """
     hook = strategy.newcomer_download if plan.newcomer else strategy.download
-    arrays = _dict(round_, "download", hook(round_, client, plan))
+    arrays = _arrays(f"round {round_}: download", hook(round_, client, plan))
     if wrong := arrays.keys() ^ {*plan.down(strategy.layout)}:
         name = min(wrong)
         what = "gave" if name in arrays else "left out"
@@ -58,7 +61,7 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     """
     arrays: Arrays = {}
     variances = layout.variances
-    for key, value in _dict(round_, "aggregate", new).items():
+    for key, value in _arrays(f"round {round_}: aggregate", new).items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
             model = f"has shape {right}" if right else "has no such key"
@@ -72,12 +75,10 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     return arrays
 
 
-def _dict(round_: int, hook: str, returned: object) -> Arrays:
+def _arrays(hook: str, found: Any) -> Arrays:
     """Return what a hook returned; raises TypeError for anything but a dict.
 
     It is, for example, the tuple that `weighted_mean` returns.
     """
-    if not isinstance(returned, dict):
-        kind = type(returned).__name__
-        raise TypeError(f"round {round_}: {hook} returned a {kind}: must return a dict of arrays")
-    return returned
+    arrays: Arrays = as_returned(hook, found, isinstance(found, dict), "a dict of arrays")
+    return arrays

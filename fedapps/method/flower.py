@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedapps.core import registry
+from fedapps.core.errors import as_returned
 from fedapps.method import local
 from fedapps.method.client import ClientHooks
 from fedapps.method.jobs import alone
@@ -65,7 +66,9 @@ class BaseStrategy(StrategyHooks, Strategy, _Remembered):
 
     def plan_of_newcomer(self, round_: int, client: int) -> Plan:
         """Return `newcomer_plan`, marked as that of a client that has never trained."""
-        return replace(self.newcomer_plan(round_, client), newcomer=True)
+        plan = self.newcomer_plan(round_, client)
+        fits = isinstance(plan, Plan)
+        return replace(as_returned("newcomer_plan", plan, fits, "a Plan"), newcomer=True)
 
     def run_rounds(self, callbacks: Callbacks, grid: Any, num_rounds: int, timeout: float) -> None:
         """Run Flower's own loop (`start`), with callbacks that do the work of each round.

@@ -1,10 +1,12 @@
 """What a client does in a round, around the hooks of its method."""
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 import torch
 
+from fedapps.core.errors import as_returned
 from fedapps.data.spec import Spec
 from fedapps.method.attacks import changed_upload
 from fedapps.method.client import ClientHooks
@@ -57,7 +59,7 @@ def evaluate_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Cl
     receive(client, plan, received)
     before = cost_of(client.before_scoring, plan, Costs)
     initial = yield from _score(client)
-    figures = client.extra_scores()
+    figures = _figures(client)
     if client.settings.score_without_head and WITHOUT_HEAD.name not in figures:
         figures = figures | client.without_head()
     if client.settings.score_last:
@@ -136,13 +138,33 @@ def _keep(client: ClientHooks, plan: Plan, thresholds: Thresholds) -> None:
 
     For `score-last` it stores the whole model too.
     """
-    keep(client.state, MODEL, take(client.model, client.keeps(plan)))
+    keep(client.state, MODEL, take(client.model, _kept(client, plan)))
     for key, threshold in thresholds.items():
         if threshold.remembers:
             norms = torch.tensor(threshold.arrived, dtype=torch.float64)
             client.state[_norms_of(*key)] = norms
     if client.settings.score_last and plan.stages:
         keep(client.state, LAST, client.last_local())
+
+
+def _kept(client: ClientHooks, plan: Plan) -> Collection[str]:
+    """Return the keys that a client keeps; raises TypeError or ValueError if they are no keys."""
+    keys, resident = client.keeps(plan), client.workspace.resident
+    right = "keys of the model, such as self.layout.keys_of(self.layout.head)"
+    as_returned("keeps", keys, isinstance(keys, Collection), right)
+    known = resident.initial.keys() | resident.counters.keys()
+    if unknown := [key for key in keys if key not in known]:
+        raise ValueError(f"keeps returned {unknown[0]}: must return {right}")
+    return keys
+
+
+def _figures(client: ClientHooks) -> dict[str, float]:
+    """Return a client's figures; raises TypeError for values that are no numbers of Python's."""
+    found = client.extra_scores()
+    can_travel = (int, float, list)
+    fits = isinstance(found, dict) and all(isinstance(v, can_travel) for v in found.values())
+    right = 'a dict of floats, such as {"own": 0.5}; float(value) makes one of a tensor'
+    return as_returned("extra_scores", found, fits, right)
 
 
 def _norms_of(layers: Slice, clip: Clip) -> str:

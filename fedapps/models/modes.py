@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedapps.core.errors import as_returned
 from fedapps.models.layers import Layout, Slice
 
 
@@ -60,6 +61,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def in_eval_mode(module: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs [b, ...] of a module in eval mode; afterwards, its mode is as before."""
-    with unchanged(module):
+    right = "an nn.Module, such as self.model"
+    with unchanged(as_returned("module", module, isinstance(module, nn.Module), right)):
         outputs: Tensor = module.eval()(inputs)
     return outputs

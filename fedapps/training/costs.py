@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNBase
 
+from fedapps.core.errors import as_returned
 from fedapps.core.schema import NonNegative
 from fedapps.models.calls import first_tensor
 from fedapps.models.layers import Layout, Slice, run
@@ -73,12 +74,8 @@ Kind = TypeVar("Kind", bound=Costs)
 def cost_of(hook: Callable[[About], Kind], about: About, kind: type[Kind]) -> Kind:
     """Call a hook that returns its costs; raises `TypeError` if it returns anything else."""
     costs = hook(about)
-    if not isinstance(costs, kind):
-        raise TypeError(
-            f"{hook.__qualname__} returned {costs!r}: must return what it cost as "
-            f"{kind.__name__}, or {kind.__name__}() if it cost nothing"
-        )
-    return costs
+    right = f"what it cost as {kind.__name__}, or {kind.__name__}() if it cost nothing"
+    return as_returned(hook.__qualname__, costs, isinstance(costs, kind), right)
 
 
 @dataclass(frozen=True)

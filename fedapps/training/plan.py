@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fedapps.core.schema import learned
+from fedapps.core.schema import AtLeastZero, NonNegative, learned
 from fedapps.models.layers import Layout, Slice
 from fedapps.training.channel import Channel
 
@@ -33,8 +33,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     layers: Slice
-    epochs: int
-    lr: float
+    epochs: NonNegative
+    lr: AtLeastZero
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0

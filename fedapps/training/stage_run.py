@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedapps.core.errors import as_returned
 from fedapps.models.layers import Slice
 from fedapps.models.modes import freeze_all_but
 from fedapps.training.batches import Samples, grouped
@@ -117,6 +118,8 @@ class _Passes:
         outputs = self.objective.forward(self.model, inputs, self.layers)
         assert self.objective.loss is not None  # the trainer has put in that of the task
         value = self.objective.loss(outputs, targets)
+        fits = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
+        as_returned("loss", value, fits, "a tensor of one value, with its gradient")
         if self.samples and self.threshold:
             self.fine &= self.samples.clip(value, self.threshold)
         else:

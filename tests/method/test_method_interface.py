@@ -65,13 +65,13 @@ def rehearsed(settings):
 
 @pytest.fixture
 def fedper_with(flat_config, tiny_npz, monkeypatch):
-    """Return run(**hooks): a run of FedPer with other hooks of its strategy."""
+    """Return run(*run-config, **hooks): a run of FedPer with other hooks of its strategy."""
     fedper = registry.strategy_class("fedper")
 
-    def run(**hooks):
+    def run(*keys, **hooks):
         for name, hook in hooks.items():
             monkeypatch.setattr(fedper, name, hook, raising=False)
-        return run_serial(flat_config(tiny_npz, 'strategy="fedper"'), plots=False)
+        return run_serial(flat_config(tiny_npz, 'strategy="fedper"', *keys), plots=False)
 
     return run
 
@@ -792,8 +792,10 @@ def test_a_client_without_an_objective_for_finetuning_is_told(rehearsed):
 @pytest.mark.parametrize(("hook", "returned", "error", "line"), [
     ("plan", None, TypeError, r"^plan returned None: must return a Plan$"),
     ("aggregate", ({}, 3.0), TypeError, r"^round 1: aggregate returned a tuple: must return a"),
-    ("download", None, TypeError, r"^round 1: download returned a NoneType: must return a dict"),
+    ("download", None, TypeError, r"^round 1: download returned None: must return a dict"),
     ("download", {}, RunError, r"^round 1: download left out conv1\S*, which the plan has$"),
+    ("select", None, TypeError, "^round 1: select returned None: must return a list of clients$"),
+    ("evaluation_plan", None, TypeError, "^evaluation_plan returned None: must return a Plan$"),
     ("select", [0, 9], RunError, "^round 1: select gave client 9, which is not there$"),
     ("select", [2, 0, 2], RunError, r"^round 1: select gave a client twice: \[2, 0, 2\]$"),
 ])  # fmt: skip
@@ -802,6 +804,8 @@ def test_a_wrong_result_is_named(hook, returned, error, line, fedper_with):
         fedper_with(**{hook: lambda *_: returned})
 
 
+FEDPER = registry.strategy_class("fedper")
+PLAN, DOWNLOAD = FEDPER.plan, FEDPER.download
 ONE = r"must be a Stage; pass each one as an argument of its own"
 
 
@@ -822,8 +826,74 @@ def test_a_plan_with_the_wrong_things_is_named(fedper_with, plan, line):
         )
 
 
-FEDPER = registry.strategy_class("fedper")
-PLAN, DOWNLOAD = FEDPER.plan, FEDPER.download
+UNSENT = "^{} returned a plan that cannot be sent: "
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ({"epochs": -1}, r"Expected `int` >= 0 - at `\$.stages\[0\].epochs`$"),
+    ({"epochs": 1.5}, r"Expected `int`, got `float` - at `\$.stages\[0\].epochs`$"),
+    ({"lr": -0.1}, r"Expected `float` >= 0.0 - at `\$.stages\[0\].lr`$"),
+    ({"lr": float("nan")}, r"Expected `float`, got `null` - at `\$.stages\[0\].lr`$"),
+    ({"lr": np.float32(0.1)}, r"Encoding objects of type numpy.float32 is unsupported$"),
+])  # fmt: skip
+@pytest.mark.parametrize("hook", ["plan", "evaluation_plan (or finetuning)", "newcomer_plan"])
+def test_a_stage_that_cannot_be_done_is_named_before_round_1(fedper_with, hook, change, line):
+    def changed(self, round_, client):
+        stage = replace(self.stage(round_, self.layout.names), **change)
+        return Plan(round=round_, download=self.layout.names, stages=(stage,), upload=())
+
+    with pytest.raises(RunError, match=UNSENT.format(re.escape(hook)) + line):
+        fedper_with('unseen-clients="0"', **{hook.partition(" ")[0]: changed})
+
+
+@pytest.mark.parametrize(("sends", "line"), [
+    ({"a/b": 3}, r"Expected `array`, got `int` - at `\$.sends\[...\]`$"),
+    ({"ab": (3,)}, r"extra array ab \(3,\): needs a / in its name and sizes >= 0$"),
+])  # fmt: skip
+def test_a_further_array_that_cannot_be_sent_is_named_before_round_1(fedper_with, sends, line):
+    with pytest.raises(RunError, match=UNSENT.format("plan") + line):
+        fedper_with(plan=lambda *args: replace(PLAN(*args), sends=sends))
+
+
+def test_finetuning_and_evaluations_with_the_wrong_things_are_named(fedper_with):
+    """A stage in place of a tuple; a plan of a round, which uploads."""
+    line = r"^evaluation_plan \(or finetuning\) returned "
+    with pytest.raises(TypeError, match=line + r"stages = Stage\(.*\): must be a tuple of Stages$"):
+        fedper_with(finetuning=lambda self, r: self.stage(r, self.layout.head))
+    with pytest.raises(
+        RunError, match=line + r"a plan that uploads: use upload=\(\), and no sends$"
+    ):
+        fedper_with(evaluation_plan=PLAN)
+
+
+LOSS = r"^loss returned {}: must return a tensor of one value, with its gradient$"
+KEYS = r"^keeps returned {}: must return keys of the model, such as self.layout.keys_of\("
+FIGURES = r"^extra_scores returned {}: must return a dict of floats, such as "
+
+
+@pytest.mark.parametrize(("hook", "returned", "line"), [
+    ("loss", None, LOSS.format("None")),
+    ("loss", 0.5, LOSS.format("a float")),
+    ("loss", torch.zeros(4, requires_grad=True), LOSS.format(r"a Tensor \[4\]")),
+    ("loss", torch.tensor(0.5), LOSS.format(r"a Tensor \[\]")),
+    ("keeps", None, KEYS.format("None")),
+    ("keeps", ("fc2",), KEYS.format("fc2")),
+    ("extra_scores", None, FIGURES.format("None")),
+    ("extra_scores", 0.5, FIGURES.format("a float")),
+    ("extra_scores", {"own": torch.tensor(0.5)}, FIGURES.format("a dict")),
+    ("extra_scores", {"own": "high"}, FIGURES.format("a dict")),
+    ("module", None, r"^module returned None: must return an nn.Module, such as self.model$"),
+])  # fmt: skip
+def test_a_client_that_returns_something_else_is_named(rehearsed, hook, returned, line):
+    run = rehearsed(client=type("Odd", (BaseClient,), {hook: lambda *_: returned}))
+    with pytest.raises((TypeError, ValueError), match=line):
+        run.rounds(1)
+        run.evaluate(client=0)
+
+
+def test_a_newcomer_without_a_plan_is_named(fedper_with):
+    with pytest.raises(TypeError, match=r"^newcomer_plan returned None: must return a Plan$"):
+        fedper_with('unseen-clients="0"', newcomer_plan=lambda *_: None)
 
 
 def with_nan(*args):
