@@ -59,19 +59,32 @@ def check_aggregate(round_: int, new: object, layout: Layout) -> Arrays:
     Raises `RunError` if a key or a shape is not that of the model, or if a value is not finite as
     float32, and TypeError for anything but a dict.
     """
+    given = _arrays(f"round {round_}: aggregate", new)
+    arrays = _fitting(given, layout, f"round {round_}: aggregate gave")
+    return arrays | {key: np.maximum(arrays[key], 0.0) for key in arrays.keys() & layout.variances}
+
+
+def check_model(round_: int, arrays: Arrays, layout: Layout) -> Arrays:
+    """Return the server's model, into which hooks can put anything, as float32.
+
+    Raises `RunError` as `check_aggregate` does, and also for a key that is missing.
+    """
+    if missing := layout.shapes.keys() - arrays.keys():
+        raise RunError(f"round {round_}: self.arrays has no {min(missing)}, but the model has")
+    return _fitting(arrays, layout, f"round {round_}: self.arrays has")
+
+
+def _fitting(given: Arrays, layout: Layout, has: str) -> Arrays:
     arrays: Arrays = {}
-    variances = layout.variances
-    for key, value in _arrays(f"round {round_}: aggregate", new).items():
+    for key, value in given.items():
         shape, right = np.shape(value), layout.shapes.get(key)
         if shape != right:
             model = f"has shape {right}" if right else "has no such key"
-            raise RunError(f"round {round_}: aggregate gave {key} {shape}, but the model {model}")
+            raise RunError(f"{has} {key} {shape}, but the model {model}")
         with np.errstate(over="ignore"):  # an overflow is refused just below
             arrays[key] = np.asarray(value, np.float32)
         if not np.isfinite(arrays[key]).all():
-            raise RunError(f"round {round_}: the aggregated {key} is not finite")
-        if key in variances:
-            arrays[key] = np.maximum(arrays[key], 0.0)
+            raise RunError(f"{has} {key}, which is not finite")
     return arrays
 
 

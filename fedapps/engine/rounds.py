@@ -150,6 +150,8 @@ class Rounds:
         spent = server_data.train(self.strategy, round_)
         with self.drawn.watched("after_round"):
             after = cost_of(self.strategy.after_round, round_, TrainingStats)
+        arrays = self.strategy.arrays
+        arrays.update(returned.check_model(round_, arrays, self.layout))
         self.clock.close(moved, spent.macs + after.macs)
         self.totals.add(spent)
         self.totals.add(after)

@@ -123,5 +123,5 @@ def test_a_plain_mean_is_over_the_updates_that_carry_an_array(updates, data):
 @pytest.mark.parametrize("value", [1e39, np.inf, np.nan])
 def test_what_is_no_float32_is_not_aggregated(value):
     layout = SimpleNamespace(shapes=SHAPES, variances=())
-    with pytest.raises(RunError, match=r"^round 3: the aggregated fc.bias is not finite$"):
+    with pytest.raises(RunError, match=r"^round 3: aggregate gave fc.bias, which is not finite$"):
         check_aggregate(3, {"fc.bias": np.full(4, value)}, layout)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch.nn import BatchNorm2d
 from torch.nn.functional import cross_entropy
 
@@ -41,6 +42,7 @@ from fedapps.method.conversation import Conversation
 from fedapps.method.strategy import StrategyHooks
 from fedapps.models.layers import as_sent
 from fedapps.serial import run_serial
+from fedapps.training.costs import TrainingStats
 from fedapps.training.workspace import Workspace
 from fedapps.wire.fleet import Bound, Fleet
 
@@ -889,6 +891,38 @@ def test_a_client_that_returns_something_else_is_named(rehearsed, hook, returned
     with pytest.raises((TypeError, ValueError), match=line):
         run.rounds(1)
         run.evaluate(client=0)
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    (lambda arrays: arrays.update({"new.weight": np.zeros(3)}),
+     r"has new.weight \(3,\), but the model has no such key"),
+    (lambda arrays: arrays.update({"fc2.fc.bias": np.zeros((3, 1))}),
+     r"has fc2.fc.bias \(3, 1\), but the model has shape \(3,\)"),
+    (lambda arrays: arrays.update({"fc2.fc.bias": np.full(3, np.nan)}),
+     "has fc2.fc.bias, which is not finite"),
+    (lambda arrays: arrays.pop("fc2.fc.bias"), "has no fc2.fc.bias, but the model has"),
+], ids=["key", "shape", "finite", "missing"])  # fmt: skip
+@pytest.mark.parametrize("hook", ["aggregate", "after_round"])
+def test_what_a_hook_leaves_in_the_servers_model_is_named(fedper_with, hook, change, line):
+    """Otherwise the run ended, and could be neither resumed nor opened, or clients were blamed."""
+    own = getattr(FEDPER, hook)
+
+    def changed(self, *arguments):
+        found = own(self, *arguments)
+        change(self.arrays)
+        return {} if hook == "aggregate" else found
+
+    with pytest.raises(RunError, match=rf"^round 1: self.arrays {line}$"):
+        fedper_with(**{hook: changed})
+
+
+def test_the_servers_model_stays_float32(fedper_with):
+    def after_round(self, round_):
+        self.arrays.update({key: value.astype(float) for key, value in self.arrays.items()})
+        return TrainingStats()
+
+    model = load_file(fedper_with(after_round=after_round) / "model.safetensors")
+    assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
 
 
 def test_a_newcomer_without_a_plan_is_named(fedper_with):
