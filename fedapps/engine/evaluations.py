@@ -85,13 +85,24 @@ def layers_told(strategy: BaseStrategy, round_: int) -> str:
     A client that has missed rounds can get more from the server than the others, who count here.
     """
     layout = strategy.layout
-    found = {strategy.evaluation_plan(round_, client).download for client in evaluated(strategy)}
+    found = {_shared(strategy, round_, client) for client in evaluated(strategy)}
     if not found:
         return ""
-    shared = min((layout.shared(layers) for layers in found), key=len)
+    shared = min(found, key=len)
     own = {*layout.keys_of(layout.names)}.difference(shared)
     kinds = {"shared": set(shared), "personal": own}
     parts = {kind: layout.covering(layout.names, keys) for kind, keys in kinds.items() if keys}
     if len(parts) == 1:
         return f"all {next(iter(parts))}"
     return "; ".join(f"{kind} {', '.join(layers)}" for kind, layers in parts.items())
+
+
+def _shared(strategy: BaseStrategy, round_: int, client: int) -> frozenset[str]:
+    """Return the keys of a client's scored model that are shared: those that it downloads.
+
+    If it also gets further arrays, it may make of them what clients upload in a round.
+    """
+    plan, layout = strategy.evaluation_plan(round_, client), strategy.layout
+    sent = strategy.plan(round_, client).up(layout) if plan.receives else ()
+    made = layout.shapes.keys() & {name.rpartition("/")[2] for name in sent}
+    return frozenset({*layout.shared(plan.download), *made})
