@@ -1,6 +1,6 @@
 """Check the metrics that a client reports before they are used."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields
 
 import msgspec
@@ -10,7 +10,7 @@ from fedapps.core import log
 from fedapps.core.errors import DIVERGED, one_line
 from fedapps.core.schema import Count
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
-from fedapps.method.figures import GENERAL, Figure, given
+from fedapps.method.figures import GENERAL, WITHOUT_HEAD, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.local import keys
 from fedapps.method.update import ClientUpdate
@@ -50,7 +50,7 @@ class MetricChecks:
         check_figures(space.settings.strategy, self.strategy.figures, space.task)
         self.sample_macs = 3 * space.trainer.profile.forward_macs(space.layout.names)
         self.parameters = space.layout.count(space.layout.names)
-        self.told = False
+        self.told, self.evaluated = False, False
 
     def training(self, update: ClientUpdate, plan: Plan, prefix: str = "") -> TrainingStats:
         """Read the statistics of a training; those of a personalization have a `prefix`.
@@ -137,6 +137,19 @@ class MetricChecks:
         general = [figure for key, figure in GENERAL.items() if getattr(settings, key)]
         lead = self.strategy.workspace.task.lead
         return [f.named(lead) for f in dict.fromkeys([*self.strategy.figures, *general])]
+
+    def tell_missing(self, updates: Sequence[ClientUpdate]) -> None:
+        """Warn after the first evaluation of figures that the method declares, and no client gives.
+
+        None gives the score without a head if the model cannot be cut.
+        """
+        if updates and not self.evaluated:
+            self.evaluated = True
+            found = {name for update in updates for name in update.metrics}
+            declared = {f.key or f.name for f in self.strategy.figures if f != WITHOUT_HEAD}
+            if missing := ", ".join(sorted(declared - found)):
+                told = "%s declares %s, but no client gives it: return it from extra_scores"
+                log.warning(told, self.strategy.settings.strategy, missing)
 
     def _tell_undeclared(self, names: Set[str]) -> None:
         """Warn once about figures that are left out: the method's author may miss them."""

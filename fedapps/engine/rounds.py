@@ -174,6 +174,7 @@ class Rounds:
         found = self.exchange.updates(replies, self.layout, self.checks.evaluation)
         updates = [update.without_counts() for update in found]
         self.receiving.scored(round_, updates, self.exchange)
+        self.checks.tell_missing(updates)
         self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)
         for update in updates:
             self.recovery.see(round_, update, self.report)

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config, registry
 from fedapps.engine.metrics import SLACK, MetricChecks
+from fedapps.method.figures import WITHOUT_HEAD, Figure
 from fedapps.method.rehearsal import rehearse
 from fedapps.method.update import ClientUpdate
 from fedapps.report.cells import csv_text
@@ -559,3 +560,19 @@ def test_a_figure_that_the_method_does_not_declare_is_told_once(strategy, capsys
         assert checks.scores(update).figures == {}
     told = "warning: clients give kindness, which fedavg does not declare: left out"
     assert capsys.readouterr().out.splitlines() == [told]
+
+
+def test_a_declared_figure_that_no_client_gives_is_told_once(serial_run, monkeypatch, caplog):
+    """Not what some clients give, nor the score without a head, which few models have."""
+    method, client = registry.strategy_class("fedavg"), registry.client_class("fedavg")
+    figures = tuple(Figure(name, "something") for name in ("often", "late", "missing"))
+    monkeypatch.setattr(method, "figures", (*figures, WITHOUT_HEAD), raising=False)
+    monkeypatch.setattr(
+        client,
+        "extra_scores",
+        lambda self: {"often": 0.5} | ({"late": 0.5} if self.client == 3 else {}),
+        raising=False,
+    )
+    serial_run('strategy="fedavg" num-rounds=2 evaluate-every=1')
+    (told,) = [text for text in caplog.messages if "declares" in text]
+    assert told == "fedavg declares missing, but no client gives it: return it from extra_scores"
