@@ -17,9 +17,10 @@ from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator, sample_size, sample_some
 from fedapps.core.errors import RunError
 from fedapps.core.ids import Ids
-from fedapps.engine.checks import buffer_of, replaced
+from fedapps.engine.checks import replaced
 from fedapps.engine.on_its_way import Answer, OnItsWay
 from fedapps.engine.profiles import read
+from fedapps.engine.robust import buffer_of
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays

@@ -4,8 +4,9 @@ from fedapps.core import log
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
-from fedapps.engine.checks import AVERAGING, refuse_presum, replaced
+from fedapps.engine.checks import AVERAGING, replaced
 from fedapps.engine.clock import Clock, VirtualClock
+from fedapps.engine.robust import refuse_presum
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.tools import CHECKPOINT_COPIES
 

@@ -22,7 +22,7 @@ from fedapps.core import log
 from fedapps.core.draws import smallest_share
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.engine.checks import refuse_presum
+from fedapps.engine.robust import refuse_presum
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import ClientUpdate, replace

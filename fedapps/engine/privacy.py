@@ -20,7 +20,7 @@ from fedapps.core.privacy_settings import PrivacySettings
 from fedapps.core.settings import Settings
 from fedapps.data.forms import is_own
 from fedapps.engine.accounting import Mechanism
-from fedapps.engine.checks import refuse_presum, replaced
+from fedapps.engine.checks import replaced
 from fedapps.engine.client_noise import Distributed, Local
 from fedapps.engine.privacy_mode import (
     RELEASES,
@@ -30,6 +30,7 @@ from fedapps.engine.privacy_mode import (
     Reference,
     Updates,
 )
+from fedapps.engine.robust import refuse_presum
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.training.plan import Plan
