@@ -37,11 +37,11 @@ def training(flat: Mapping[str, Scalar]) -> str:
     """Return a text that is the same for run-configs that can share one training.
 
     A run needs a training of its own if it is scored before its end, is scored on only some
-    clients, or keeps no checkpoint of its end.
+    clients, scores newcomers after its end, or keeps no checkpoint of its end.
     """
     own = numeric(flat)
     early = flat["evaluate-every"] or flat["evaluate-rounds"] or flat["evaluate-clients"]
-    alone = early or not flat["checkpoint-every"]
+    alone = early or flat["unseen-clients"] or not flat["checkpoint-every"]
     return json.dumps({key: own[key] for key in own if alone or key not in PERSONAL})
 
 

@@ -202,7 +202,7 @@ class Runner:
                 clients = worker.call(log, rescoring.score, base, flat)
                 run = rescoring.rescored(job.cell, job.seed, base, clients)
             else:
-                at_once = min(self.jobs, len(self.left))
+                at_once = min(self.jobs, len(self.left) or 1)  # it may be no longer listed
                 trained = worker.run(flat, log, plots=False, at_once=at_once)
                 run = collect(job.cell, job.seed, trained, self.reads)
         except RunError as error:

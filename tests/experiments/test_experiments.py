@@ -654,9 +654,10 @@ def test_what_another_process_holds_is_tried_again(table, store, tmp_path, monke
     assert trained == ["t-x@hot-other-s0"] and scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
 
 
-@pytest.mark.parametrize(
-    "alone", ["evaluate-every=2", 'evaluate-rounds="1"', "evaluate-clients=2", "checkpoint-every=0"]
-)
+@pytest.mark.parametrize("alone", [
+    "evaluate-every=2", 'evaluate-rounds="1"', "evaluate-clients=2", "checkpoint-every=0",
+    'unseen-clients="2"',
+])  # fmt: skip
 def test_runs_that_are_more_than_a_training_and_its_end_are_trained_each(table, alone):
     jobs = personalizing(table)
     assert [group.jobs for group in groups(jobs)] == [[jobs[0], *jobs[2:]], [jobs[1]]]
