@@ -2,7 +2,7 @@
 
     python -m benchmarks all                          # every comparison, five repeats: some 25 min
     python -m benchmarks fedavg scale --repeats 3     # some of them
-    python -m benchmarks fedavg --contenders "floor;serial" --quick
+    python -m benchmarks fedavg --contenders "floor;serial" --quick --out /tmp/quick
     python -m benchmarks fedavg small --device cuda --out /tmp/gpu
 
 Contenders take turns (A B C A B C ...), each in a process of its own, so that all see the same
@@ -10,7 +10,7 @@ machine. A round lasts from the end of the one before to its own end; the median
 all rounds but the first and the last. Ratios are of two runs of the same repeat; the page has their
 median, least and largest. The start is all that comes before the end of the first round, less one
 round. `--envs` is the folder in which the environments of other simulators are made and kept.
-The page keeps what was measured before and is not measured now.
+The page keeps the comparisons that are not made now.
 """
 
 import argparse
@@ -116,15 +116,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("benchmarks", description=__doc__, formatter_class=formatter)
     parser.add_argument("workloads", nargs="+", choices=["all", *WORKLOADS])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--contenders", help="only these; separated by ;")
-    parser.add_argument("--quick", action="store_true", help=f"1 repeat of {QUICK} rounds")
+    parser.add_argument("--contenders", help="only these; separated by ;; needs --out")
+    quick = f"1 repeat of {QUICK} rounds; needs --out"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--envs", type=Path, default=Path("~/.cache/fedapps-peers"))
     parser.add_argument("--data-root", default=DATA)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="folder of the page")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda needs --out")
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and options.out == ROOT / "benchmarks":
-        parser.error("--device cuda: needs --out, because the page of this folder is about CPUs")
+    parts = {"--device cuda": options.device == "cuda", "--quick": options.quick}
+    parts |= {"--contenders": options.contenders}
+    given = [name for name, value in parts.items() if value]
+    if given and options.out.resolve() == ROOT / "benchmarks":
+        parser.error(f"{given[0]}: needs --out, as the page of this folder has all runs on CPUs")
     try:
         pick_torch_device(options.device)
     except RunError as error:

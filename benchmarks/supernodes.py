@@ -21,8 +21,8 @@ SLOW = 2.0  # seconds for a message
 def main() -> int:
     """Measure and print; return the exit status."""
     options = given(__doc__, rounds=20, devices=12, slow=30)
-    if options.rounds < 4:
-        print(f"error: --rounds {options.rounds}: must be at least 4, for quartiles")
+    if options.rounds < 4 or options.rounds % 2:
+        print(f"error: --rounds {options.rounds}: must be even, and at least 4")
         return 2
     return in_folder(lambda folder: show(folder, options.rounds, options.devices, options.slow))
 

@@ -32,17 +32,17 @@ def test_a_round_is_the_median_without_the_first_and_the_last(tmp_path):
     )
 
 
-@pytest.mark.parametrize("rounds", [3, 4])
+@pytest.mark.parametrize("rounds", [2, 4, 5])
 def test_what_devices_cost_needs_rounds_for_quartiles(rounds, monkeypatch, capsys):
     """Every second round has an evaluation after it, and is told apart."""
     seconds = [1.0, 2.0, 3.0, 4.0][:rounds]
     costs = Costs(evaluated=seconds[::2], rounds=seconds[1::2])
     monkeypatch.setattr(supernodes, "show", lambda *_: costs.show("ours"))
     monkeypatch.setattr(sys, "argv", ["supernodes", "--rounds", str(rounds)])
-    assert supernodes.main() == (2 if rounds == 3 else 0)
+    assert supernodes.main() == (0 if rounds == 4 else 2)
     told = capsys.readouterr().out.splitlines()
-    if rounds == 3:
-        assert told == ["error: --rounds 3: must be at least 4, for quartiles"]
+    if rounds != 4:
+        assert told == [f"error: --rounds {rounds}: must be even, and at least 4"]
     else:
         assert told[3].split()[-5:] == ["3.00", "s", "(1.50", "to", "4.50)"]
 
@@ -68,11 +68,19 @@ def test_peers_train_our_model():
     torch.testing.assert_close(peers(x), ours(x))
 
 
+@pytest.mark.parametrize("part", ["--quick", "--contenders=serial", "--device=cuda"])
+def test_a_part_of_a_comparison_does_not_replace_the_page(part, capsys):
+    with pytest.raises(SystemExit):
+        main(["fedavg", part, "--out", "benchmarks"])
+    assert f"{part.split('=')[0]}" in capsys.readouterr().err.rpartition("error: ")[2]
+
+
 @pytest.mark.slow
 def test_floor_and_serial_do_the_same_work(tmp_path, capfd):
     main(["fedavg", "--quick", "--contenders", "floor;serial", "--out", str(tmp_path)])
     page = (tmp_path / "RESULTS.md").read_text("utf-8")
     assert "could not run" not in page
+    assert "- `serial`" in page and "- `floor`" in page and "`pfl`" not in page
     assert f"50 steps a round, {WEIGHTS:,}" in " ".join(page.split())
     cells = {
         row.split("|")[1].strip(): row.split("|")[2:5]
