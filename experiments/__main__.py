@@ -145,7 +145,8 @@ def _announce(work: Runner, jobs: list[Job], later: list[Job]) -> int:
     return 0
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands and their options."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for finished rows")
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="list all tables, or the rows of some tables")
@@ -263,7 +264,7 @@ def _work(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the given command; return the exit status."""
-    return execute("fedapps experiments", __doc__, _add_arguments, _work, arguments)
+    return execute("fedapps experiments", __doc__, add_arguments, _work, arguments)
 
 
 if __name__ == "__main__":
