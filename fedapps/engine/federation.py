@@ -119,6 +119,7 @@ class Federation:
             strategy=s.strategy,
             parent=parent,
             pretrained=bool(s.initial_model and not parent),
+            before=book.before(about.id if about else ""),
             round=recovery.done,
             mechanism=privacy.mechanism,
             seeded=s.dp.seeded,
@@ -127,6 +128,7 @@ class Federation:
         )
         check_budget(s.dp, book.others(self.night.run), self.night)
         book.enter(self.night)
+        self.rounds.strategy.earlier = self.night.before
 
     def _now(self, report: Report, finished: bool = False) -> Night:
         """Return what this run has done up to now."""

@@ -28,7 +28,8 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     It began with the model of the run `parent`, or of none; if it is `pretrained`, with weights
     from elsewhere. It has made so many `releases` of its `mechanism`; a run without privacy has
     none, and its rounds are releases. If its noise is `seeded`, whoever knows the seed can subtract
-    it. `delta` is that of its settings, `round` its last round.
+    it. `delta` is that of its settings, `round` its last round. Its draws of clients go on after
+    so many rounds `before`, which earlier runs had begun.
     """
 
     run: str
@@ -37,6 +38,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     parent: str = ""
     pretrained: bool = False
+    before: int = 0
     round: int = 0
     finished: bool = False
     mechanism: Mechanism | None = None
@@ -71,6 +73,11 @@ class Ledger(msgspec.Struct, kw_only=True):
             self.runs[known.index(night.run)] = night
         else:
             self.runs.append(night)
+
+    def before(self, run: str) -> int:
+        """Return how many rounds earlier runs had begun, at most, when this one was entered."""
+        known = self.run(run)
+        return known.before if known else sum(max(n.round, n.releases) for n in self.runs)
 
     def holder(self, model: Path, federation: Path) -> str:
         """Return the id of the run whose model this file is; empty if it is none of them."""

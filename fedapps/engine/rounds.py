@@ -102,7 +102,8 @@ class Rounds:
         there = self.clock.there(round_)
         with self.drawn.watched("select"):
             wanted = returned.check_selected(round_, self.clock.select(round_, there), there)
-        selected = self.clock.reached(round_, self.privacy.select(round_, wanted, there))
+        wanted = self.privacy.select(self.strategy.earlier + round_, wanted, there)
+        selected = self.clock.reached(round_, wanted)
         selected = self.summing.enough(round_, selected)
         with self.drawn.watched("plan"):
             plans = {client: self.strategy.plan(round_, client) for client in selected}
@@ -129,7 +130,7 @@ class Rounds:
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         summed = self.summing.release(round_, in_time, self.exchange.failures)
         reference = partial(reference_of, self.strategy, round_)
-        updates = self.privacy.release(round_, summed, reference)
+        updates = self.privacy.release(self.strategy.earlier + round_, summed, reference)
         first = next(updates, None)
         self.idle = first is None
         new: Arrays = {}

@@ -32,6 +32,7 @@ class StrategyTools:
     """The server's side; `StrategyHooks` explains each of its attributes."""
 
     options: MethodSettings
+    earlier = 0  # rounds of earlier runs of the federation, after which draws of clients go on
     arrays = OneDict[np.ndarray]()
     state = OneDict[np.ndarray]()
 

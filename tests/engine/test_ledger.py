@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fedapps import cli
 from fedapps.core import config
@@ -372,6 +373,51 @@ def test_a_ledger_that_cannot_be_written_hides_no_first_cause(
     monkeypatch.setattr(Report, "finish", then_full)
     with pytest.raises(RunError, match=r"ledger\.json: No space left"):  # it is the first one here
         serial_run(f'federation="{federation}"')
+
+
+@pytest.mark.parametrize("keys", [
+    'dp.mode="none"', "dp.sampling=fixed", 'dp.mode="none" devices=lognormal dropout=0.3',
+])  # fmt: skip
+def test_the_runs_of_a_federation_ask_whom_one_long_run_asks(
+    keys, serial_run, federation, monkeypatch
+):
+    """Also if one of them is resumed after a later one; a run of no federation begins anew."""
+    asked, send = [], Rounds._send
+
+    def noted(rounds, round_, plans, kind):
+        if kind == "train":
+            asked.append((round_, [*plans]))
+        return send(rounds, round_, plans, kind)
+
+    def run(*more):
+        asked.clear()
+        folder = serial_run(DP, keys, "num-clients=12 fraction-train=0.3", *more)
+        return folder, [clients for _, clients in asked]
+
+    monkeypatch.setattr(Rounds, "_send", noted)
+    _, whole = run("num-rounds=6")
+    member = f'federation="{federation}"'
+    first, clients = run(member)
+    assert clients == whole[:2] == run()[1]
+    second, clients = run(member)
+    assert clients == whole[2:4] and asked[0][0] == 1
+    assert run(member, "num-rounds=1")[1] == whole[4:5]
+    for folder, before in ((first, 0), (second, 2)):
+        _, clients = run(member, f'num-rounds=4 resume="{folder}"')
+        assert clients == whole[before + 2 : before + 4]
+
+
+def test_seeded_noise_of_a_federation_is_that_of_one_long_run(serial_run, federation):
+    """Not that of its first rounds again, which would add up. Training hardly moves the model."""
+    member = f'federation="{federation}" num-rounds=1'
+    run = DP, 'model="mlp" lr=1e-12'
+    first = serial_run(*run, member) / "model.safetensors"
+    second = serial_run(*run, member, f'initial-model="{first}"')
+    nights, long = (load_file(f / "model.safetensors") for f in (second, serial_run(*run)))
+    before = load_file(first)
+    for name, value in long.items():
+        assert abs(value - before[name]).max() > 1e-4
+        np.testing.assert_allclose(nights[name], value, atol=1e-6)
 
 
 @pytest.mark.parametrize(("other", "line"), [
