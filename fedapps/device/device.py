@@ -47,14 +47,14 @@ class StateRun(msgspec.Struct, frozen=True):
     """File `run.json`: the run that a state belongs to, and the device's client id in that run.
 
     `run` is the run's random id, because another run can have a directory of the same name. `data`
-    is the fingerprint of the device's data; it never leaves the device. `last` is split=last.
+    is the fingerprint of the device's data, which never leaves it; `split` is how they are split.
     """
 
     run: str
     client: int
     attempt: int = 0  # how often the run had been resumed
     data: str = ""
-    last: bool = False  # also where versions before split=last wrote the file
+    split: str = ""  # not known
 
     @property
     def name(self) -> str:
@@ -118,7 +118,9 @@ class Device(NodeConfig):
         model = folder_name(settings.model)  # which can be a path, and comes from the server
         folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         run = info.run_id or info.run_dir
-        now = StateRun(run, self.client, info.attempt, space.dataset.digest, settings.split == LAST)
+        last, own_draw = settings.split == LAST, f"{settings.seed} {self.client}"
+        split = f"{settings.test_fraction:g} {LAST if last else own_draw}"
+        now = StateRun(run, self.client, info.attempt, space.dataset.digest, split)
         store = DeviceStore(folder, info.needed, owner(settings, self.client), run=now)
         before = store.state_run()
         if before != now:
@@ -130,7 +132,7 @@ class Device(NodeConfig):
         remove_left_over(self.state_dir)
         whole = space.dataset.num_train == len(space.dataset.target_values)
         changed = before and before.data not in ("", now.data)
-        drawn = whole and before and (before.last != now.last or (changed and not now.last))
+        drawn = whole and before and (before.split not in ("", split) or (changed and not last))
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(

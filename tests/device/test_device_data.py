@@ -261,6 +261,35 @@ def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one
     assert "split" not in told[1]
 
 
+@pytest.mark.parametrize(("parts", "changes"), [
+    (["train"], {"": 0, "seed=1": 1, "seed=1 test-fraction=0.3": 1, "split=last": 1,
+                 "split=last seed=2": 0, "split=last test-fraction=0.4": 1, "num-clients=4": 1}),
+    (["train", "test"], {"seed=1": 0, "test-fraction=0.3": 0}),
+])  # fmt: skip
+def test_another_draw_of_the_same_data_is_a_new_split_too(
+    parts, changes, nodes, tmp_path, capsys, device_run
+):
+    """Where samples are drawn, the draw is a function of seed, client and `test-fraction`."""
+    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
+    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(40)]
+    own = tmp_path / "own"
+    own.mkdir()
+    for part in parts:
+        (own / f"{part}.csv").write_text("\n".join([head, *rows]), "utf-8")
+    for node in nodes:
+        node["data"] = str(own / "train.csv" if parts == ["train"] else own)
+    keys = 'strategy="fedper" model="mlp" input-shape="4" target-column="label" num-rounds=1'
+    told = []
+    for change in ("", *changes):
+        if "clients" in change:  # as client 3
+            nodes[0]["client-id"] = 3
+        device_run(keys, 'columns="x0,x1,x2,x3" seed=0 test-fraction=0.25', change)
+        client = nodes[0]["client-id"]
+        line = f"warning: client {client}: its data, or the split, have changed since its last run"
+        told.append(capsys.readouterr().out.count(line))
+    assert told == [0, *changes.values()]
+
+
 @pytest.mark.parametrize(("parts", "split", "mixed"), [
     (["train"], "merged", True),
     (["train"], "last", False),
