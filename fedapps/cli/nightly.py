@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:
     """Make one run of the federation, alone, and sign its model; return the exit status."""
-    from fedapps.core import signing
+    from fedapps.core import config, signing
     from fedapps.core.files import alone, writing
     from fedapps.core.schema import literal
     from fedapps.engine import ledger, resume
@@ -128,6 +128,10 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
                 keys["initial-model"] = str(_model(folder, start, options.key))
             told = " ".join(f"{key}={literal(value)}" for key, value in keys.items())
             options.run_config.append(told)
+        known = config.stored(mine) if values["resume"] else {}
+        if (named := known.get("federation")) and _full(str(named)) == folder:
+            for name in ("federation", "initial-model"):  # as the night has set them
+                options.run_config.append(f"{name}={literal(known.get(name, ''))}")
         status = _serial(options) if options.node_config else launch.run(options)
         for night in ledger.read(folder).runs if options.key else ():
             ended = night.finished and (status == 0 or night not in book.runs)

@@ -238,6 +238,28 @@ def test_other_engines_get_the_same_keys(monkeypatch, tmp_path):
     assert (values["run-name"], values["initial-model"]) == ("run-0001", "")
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_night_is_resumed_with_the_file_that_it_began_with(
+    later, night, key, monkeypatch, tmp_path
+):
+    """Also if this sets what each night sets by itself: the federation, and the model to begin."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert night()[0] == 0
+    own = shutil.copy(model(tmp_path, 1), tmp_path / "own.safetensors")
+    file = tmp_path / "night.toml"
+    file.write_text(f'federation = "~/nights"\ninitial-model = "{own}"\n')
+    words = "--folder", tmp_path / "nights", "--key", key, "-c", file
+    assert not later or night(*words)[0] == 0
+    keys = "num-rounds=5 evaluate-every=0"
+    with monkeypatch.context() as patch:
+        fail_fits(patch, lambda round_, client: round_ > 1)
+        assert night(*words, keys=keys)[0] == 1
+    status, _, err = night(*words, "--resume", keys=keys)
+    assert (status, err) == (0, "")
+    last = ledger.read(tmp_path / "nights").runs[-1]
+    assert (last.round, last.finished, bool(last.parent)) == (5, True, later)
+
+
 def test_a_key_signs_only_the_run_of_its_own_night(night, key, tmp_path, monkeypatch):
     """A trial run of somebody else finishes in the same federation meanwhile, after the night."""
     federation, real = tmp_path / "federation", nightly._serial
