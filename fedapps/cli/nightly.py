@@ -151,10 +151,15 @@ def _serial(options: argparse.Namespace) -> int:
 
 
 def _model(folder: Path, night: "Night", key: Path | None) -> Path:
-    """Return a run's model if it is what its manifest says; raises `RunError` if it is not."""
+    """Return the model of a finished run that is what its manifest says; raises `RunError`."""
     from fedapps.core import signing
     from fedapps.report.directory import MODEL
 
+    if not night.finished:
+        raise RunError(
+            f"{night.folder}: was made longer, and has not finished since; finish it with --resume,"
+            " or go on from another model with --roll-back"
+        )
     model, trust = folder / night.folder / MODEL, ""
     try:
         found = signing.read(model)

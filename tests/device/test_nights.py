@@ -202,6 +202,7 @@ def test_no_night_begins_while_the_last_one_goes_on_in_the_background(night, tmp
     assert night()[0] == 0
     with ledger.editing(tmp_path / "federation") as book:
         book.runs[-1] = msgspec.structs.replace(book.runs[-1], finished=False)
+        book.start = ""
     with held(model(tmp_path, 1).parent):
         status, _, err = night()
     assert status == 1 and "run-0001: this run is going on in another process; stop it" in err
@@ -258,6 +259,21 @@ def test_a_night_is_resumed_with_the_file_that_it_began_with(
     assert (status, err) == (0, "")
     last = ledger.read(tmp_path / "nights").runs[-1]
     assert (last.round, last.finished, bool(last.parent)) == (5, True, later)
+
+
+def test_a_night_that_was_made_longer_and_failed_is_said_to_be_no_start(night, monkeypatch):
+    assert night()[0] == 0
+    resumed = "--resume", night(keys="num-rounds=1")[1].split()[-1]
+    keys = "num-rounds=5 evaluate-every=0"
+    with monkeypatch.context() as patch:
+        fail_fits(patch, lambda round_, client: True)
+        assert night(*resumed, keys=keys)[0] == 1
+    status, _, err = night()
+    assert status == 1 and err == (
+        "error: run-0002: was made longer, and has not finished since; finish it with --resume, or"
+        " go on from another model with --roll-back\n"
+    )
+    assert night(*resumed, keys=keys)[0] == night()[0] == 0
 
 
 def test_a_key_signs_only_the_run_of_its_own_night(night, key, tmp_path, monkeypatch):
