@@ -74,10 +74,12 @@ def test_what_has_stayed_on_a_client_is_not_uploaded(tiny_npz, method, keys):
             run.train(0, replace(plan, upload=(layer,)))
 
 
-def test_fedap_drops_no_model_after_a_warm_up_of_no_round(tiny_npz):
-    keys = f'{tiny_npz} model="lenet5" strategy="fedap" fedap.warmup=0.5'
+@pytest.mark.parametrize("method", ["fedap", "pfedsim"])
+def test_no_model_is_dropped_after_a_warm_up_of_no_round(method, tiny_npz):
+    """After another one, no round of a later run begins with it: all layers are downloaded."""
+    keys = f'{tiny_npz} model="lenet5" strategy="{method}" {method}.warmup=0.5'
     for rounds, dropped in ((1, ()), (2, ("model/",))):
-        run = rehearsal_of("fedap", f"{keys} num-rounds={rounds}")
+        run = rehearsal_of(method, f"{keys} num-rounds={rounds}")
         assert run.make(0).of_one_run() == dropped
         assert bool(run.strategy.warmup) == bool(dropped)
 
