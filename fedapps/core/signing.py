@@ -69,7 +69,8 @@ def read(path: Path) -> SignedModel:
         others = [path.with_suffix(suffix) for suffix in (MANIFEST, SIGNATURE)]
         return SignedModel(content, *(o.read_bytes() if o.exists() else b"" for o in others))
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+        what = error.filename or path
+        raise RunError(f"cannot read {what}: {error.strerror or error}") from error
 
 
 def check(model: SignedModel, key: Path | None, what: str) -> None:
@@ -104,6 +105,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     with writing(path.with_suffix(SIGNATURE)):
         path.with_suffix(SIGNATURE).unlink(missing_ok=True)
     write_json(path.with_suffix(MANIFEST), manifest)
+    _let_all_read(path.with_suffix(MANIFEST))
 
 
 def sign(path: Path, key: Path) -> None:
@@ -117,6 +119,13 @@ def sign(path: Path, key: Path) -> None:
     model = read(path)
     check(model, None, str(path))
     write_whole(path.with_suffix(SIGNATURE), private.sign(model.manifest), durable=True)
+    _let_all_read(path.with_suffix(SIGNATURE))
+
+
+def _let_all_read(path: Path) -> None:
+    """Let the model's owner read what another user has written beside it, whatever its umask."""
+    with writing(path):
+        path.chmod(0o644)
 
 
 def make_key(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import stat
@@ -27,6 +28,14 @@ def model(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"weights")
     return path
+
+
+@pytest.fixture
+def umasked():
+    """Return umask(mask): new files have this mask until the end of the test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
 
 
 def other_key(tmp_path):
@@ -94,6 +103,24 @@ def test_a_manifest_that_cannot_be_read(key, model, tmp_path, text):
     (tmp_path / "model.manifest.json").write_bytes(text)
     with pytest.raises(RunError, match=r"^it: its manifest cannot be read"):
         signing.check(signing.read(model), None, "it")
+
+
+def test_the_owner_of_a_model_may_read_what_vouches_for_it(key, model, umasked):
+    """Also if another user has signed it, whose files are private; the folder protects both."""
+    umasked(0o077)
+    signing.sign(model, key)
+    signing.sign(model, key)
+    for kind in ("json", "sig"):
+        assert stat.S_IMODE(model.with_suffix(f".manifest.{kind}").stat().st_mode) == 0o644
+
+
+def test_what_cannot_be_read_of_a_signed_model_is_named(key, model):
+    signing.sign(model, key)
+    signature = model.with_suffix(".manifest.sig")
+    signature.unlink()
+    signature.mkdir()
+    with pytest.raises(RunError, match=rf"^cannot read {signature}: Is a directory$"):
+        signing.read(model)
 
 
 def test_a_new_manifest_voids_the_signature(key, model, tmp_path):
