@@ -273,7 +273,8 @@ class Report:
         directory.append(self.folder / name, rows)
 
     def _write(self, name: str, data: bytes | str) -> None:
-        write_whole(self.folder / name, data.encode() if isinstance(data, str) else data)
+        content = data.encode() if isinstance(data, str) else data
+        write_whole(self.folder / name, content, durable=name == directory.MODEL)
 
     def _write_classes(self) -> None:
         self._write("classes.csv", csv_text(class_table(self.classes, self.columns)))

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 from copy import copy
 from dataclasses import fields, replace
@@ -368,6 +369,21 @@ def test_model_reads_back_and_its_bytes_depend_on_nothing_but_the_arrays(finishe
     assert directory.model_bytes(ARRAYS) == directory.model_bytes(turned)
     assert b"__metadata__" not in directory.model_bytes(ARRAYS)
     assert directory.model_bytes({})
+
+
+def test_the_model_is_on_the_drive_before_a_summary_or_a_ledger_says_that_it_is_there(
+    tmp_path, monkeypatch
+):
+    """Else a power cut could leave an empty file, from which the next night would start."""
+    synced, fsync = [], os.fsync
+
+    def noted(handle):
+        synced.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = run_to_end(tmp_path).folder
+    assert {(folder / "model.safetensors").stat().st_ino, folder.stat().st_ino} <= {*synced}
 
 
 def test_same_run_gives_the_same_files(finished, tmp_path):
