@@ -188,6 +188,9 @@ def _module(about: ModelMetadata, held: int) -> nn.Module:
     file.
     """
     usual = config.defaults()
+    if other := [key for key in about.config if "." not in key and key not in usual]:
+        what = f"another version of fedapps, with the key {other[0]}, has written it"
+        raise RuntimeError(f"{what}: install the version of the run here")
     flat = usual | about.config | {key: usual[key] for key in PLACES}
     flat |= {"device": "cpu", "dataset": DEVICE, "evaluate-rounds": ""}  # which can be a long list
     flat["model"] = models.of_file(str(flat["model"]))

@@ -140,6 +140,7 @@ def test_a_strangers_model_file_takes_no_more_memory_than_it_has(trained, tmp_pa
         ({"num-classes": 10**9, "class-names": "a,b"}, "num-classes = 1000000000, but 3 names"),
         ({"model": "resnet18"}, r"the settings ask for \d{8,} values, the file has \d+"),
         ({"model": "no-such"}, "unknown model 'no-such'"),
+        ({"brand-new": 1}, "another version of fedapps, with the key brand-new, has written it: "),
     ):
         with pytest.raises(RunError, match=rf"cannot be read \({told}"):
             personalized.load(forged(trained[1], settings, tmp_path / "forged.safetensors"))
