@@ -18,6 +18,7 @@ from fedapps.device.device import Device, DeviceStore, StateRun, device_workspac
 from fedapps.engine import checkpoint
 from fedapps.engine.store import ClientStore
 from fedapps.engine.versions import OTHER_DATA
+from fedapps.report import directory
 from fedapps.wire import exchange
 from fedapps.wire.requests import RoundInfo
 from tests.device.helpers import DEVICES, RUN, newest
@@ -402,7 +403,7 @@ def test_changed_data_are_told_although_a_reply_is_lost_or_the_run_killed(
     monkeypatch.setattr(exchange, "unpack_reply", lossy)
     device_run(f'resume="{folder}" num-rounds=4 {options}')
     assert lost == [1] and told() == [("4", "1")]
-    (folder / checkpoint.FOLDER / "round-000004.fedapps").unlink()
+    (folder / directory.CHECKPOINTS / "round-000004.fedapps").unlink()
     device_run(f'resume="{folder}" num-rounds=6 {options}')
     assert told() == [("4", "1")]
 
