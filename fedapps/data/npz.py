@@ -169,8 +169,8 @@ def _header(
 
 def _stamp(file: BufferedReader) -> tuple[int, ...]:
     """Return what is another if the file at a path has been replaced or written again."""
-    about = os.fstat(file.fileno())
-    return about.st_ino, about.st_size, about.st_mtime_ns
+    about = os.fstat(file.fileno())  # network drives can give one file several inodes
+    return about.st_size, about.st_mtime_ns
 
 
 def _refuse_objects(path: Path, key: str, dtype: np.dtype) -> None:

@@ -300,8 +300,7 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path, save, how):
         others = {key: values[::-1] for key, values in members.items()}
         other = Path(write(tmp_path, save, "other.npz", **others))
         other.replace(path) if how == "is replaced" else path.write_bytes(other.read_bytes())
-    if how == "is written again":  # perhaps within the time that a clock needs for a step
-        os.utime(path, ns=(opened, opened + 1))
+        os.utime(path, ns=(opened, opened + 1))  # a clock's next step may be later
     for _ in range(2):
         with pytest.raises(RunError, match=r"own\.npz: has changed since the run opened it"):
             own.tensors(np.arange(12))
