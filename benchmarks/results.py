@@ -56,21 +56,25 @@ BUSY_CORES = 0.7  # a machine does much in the background on its own
 SAME_WORK = """
 All of these take the same number of SGD steps on the same model (checked: {steps} steps a round,
 {weights:,} weights, in PyTorch's channels-last format). They differ in this:
-
 """
-NOTES = """
+NOTES = {  # of the contenders whose names begin so
+    "floor": """
 - `floor` has all batches in memory as tensors, and neither sends nor averages anything.
-  `threads=2` means two threads of PyTorch; of `2 processes`, each takes every second step.
+  `threads=2` means two threads of PyTorch; of `2 processes`, each takes every second step.""",
+    "serial": """
 - `serial`, as `workers=2` and `Ray`, is ours: it shuffles for each epoch, writes and checks
   messages, averages in float64 in the order of the clients, writes its tables, and runs without
-  plots and checkpoints here.
-- `group=` is ours, too: so many clients are trained together, as one model.
+  plots and checkpoints here.""",
+    "group": """
+- `group=` is ours, too: so many clients are trained together, as one model.""",
+    "pfl": """
 - `pfl` is pfl-research 0.6.0 in an environment of its own: all samples are in memory as tensors,
-  and the batches of a client are always the same. `2 processes` are those of `torchrun`.
+  and the batches of a client are always the same. `2 processes` are those of `torchrun`.""",
+    "Flower": """
 - `Flower` is a plain ClientApp like that of Flower's quickstart, with `run_simulation`: a
   SuperNode for each client, on Ray with two actors. A client makes model and DataLoader for each
-  message, and converts its images one by one.
-"""  # each is of contenders whose names begin as it says
+  message, and converts its images one by one.""",
+}
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,8 @@ def section(name: str, measured: Comparison) -> str:
     text += f"\n{table(work, found)}"
     if name == "fedavg" and (did := [runs[0].did for runs in found.values() if _ran(runs)]):
         text += SAME_WORK.format(weights=did[0][0], steps=did[0][1])
-        ran = [name for name, runs in found.items() if _ran(runs)]
-        for note in NOTES.strip().split("\n- "):
-            if any(name.startswith(note.removeprefix("- ").split("`")[1]) for name in ran):
-                text += f"- {note.removeprefix('- ')}\n"
+        ran = " ".join(f" {name}" for name, runs in found.items() if _ran(runs))
+        text += "".join(note for name, note in NOTES.items() if f" {name}" in ran) + "\n"
     return text
 
 

@@ -168,7 +168,7 @@ def _header(
 
 
 def _stamp(file: BufferedReader) -> tuple[int, ...]:
-    """Return what is another if the file at a path has been replaced or written again."""
+    """Return the size and the time of change, which tell a file that has been written again."""
     about = os.fstat(file.fileno())  # network drives can give one file several inodes
     return about.st_size, about.st_mtime_ns
 

@@ -26,9 +26,9 @@ FAILURE = "failure"  # kind of the events of failing clients
 class RunFiles:
     """The files of a run directory; table rows are texts by column, and a missing file is empty.
 
-    `clients` and `classes` are those of the last evaluation, if there is one with personalization
-    of the last such one; `samples` has the number of training
-    samples per client and class.
+    `clients` are those of the last evaluation that personalized, or else of the last one, and
+    `classes` those of the last one; `samples` has the number of training samples per client and
+    class.
     """
 
     folder: Path
