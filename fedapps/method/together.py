@@ -118,12 +118,13 @@ class _Party:
 
     def _do(self, alike: dict[int, _Paused]) -> None:
         """Do jobs of the same kind together, or one after the other if that fails."""
-        paused = [*alike.values()]
+        found: list[Any] = []
         try:
-            found = _done_together(self.group, paused)
+            found = _done_together(self.group, [*alike.values()])
         except Exception as error:  # of one client; alone, it fails alone
             told = named(error)
             self.group.tell(f"some clients work one after the other, after {told}")
+        if not found:  # out here, where the error no longer holds the memory of the group
             for place, own in alike.items():
                 self._restore(own)
                 self._go_on(place, partial(after, own.work, own.job))

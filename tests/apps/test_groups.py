@@ -1,11 +1,16 @@
 """Runs with `group`: a failure costs one client alone, and runs repeat bit by bit."""
 
+import weakref
+
 import numpy as np
 import pytest
+import torch
 
 from clients.fedavg import FedAvgClient
 from fedapps.method import Costs, replace
 from fedapps.training.stacked.group import Group
+from fedapps.training.stacked.run import GroupRun
+from fedapps.training.trainer import Trainer
 from fedapps.wire import fleet
 from strategies.fedavg import FedAvg
 
@@ -47,6 +52,25 @@ def test_one_client_that_fails_costs_its_group_nothing(
         assert event["client"] == str(BROKEN) and why in event["detail"]
         models.append(read_model(folder))
     assert same(*models)
+
+
+def test_a_group_that_runs_out_of_memory_has_given_it_back_before_its_clients_go_on_alone(
+    tiny_npz, serial_run, monkeypatch
+):
+    held, left, train = [], [], Trainer.train
+
+    def out_of_memory(group, outputs, batch):
+        held[:] = [weakref.ref(group), weakref.ref(outputs)]
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def alone(trainer, *arguments, **options):
+        left.append([thing() for thing in held])
+        return train(trainer, *arguments, **options)
+
+    monkeypatch.setattr(GroupRun, "_values", out_of_memory)
+    monkeypatch.setattr(Trainer, "train", alone)
+    serial_run(tiny_npz, RUN, "finetune-epochs=0 group=4")
+    assert left == [[None, None]] * 4
 
 
 def test_a_loss_that_reads_the_model_runs_alone(tiny_npz, serial_run, read_model, monkeypatch):
