@@ -55,7 +55,8 @@ class APFLClient(BaseClient):
 
     def gradients(self, backward: Backward, batches: list[Samples]) -> None:
         """Compute g for w_i, alpha_i G for v_i and d = <v_i - w_i, G>, all before the step."""
-        with torch.random.fork_rng(), restored(self.w.values()):
+        gpus = [self.workspace.torch_device] if self.workspace.torch_device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), restored(self.w.values()):
             self.mix()
             backward(batches[0])  # G
             for key in self.w.keys() - self.trained:

@@ -118,6 +118,15 @@ def check_workers(workers: int, threads: int, device: str, devices: bool) -> Non
         raise RunError(f'{what}they cannot share a GPU; use device="cpu", or {GPU_HINT}')
 
 
+def hide_gpus(run_config: Flat, workers: int) -> None:
+    """Hide the GPUs from this process if its workers train on the CPU.
+
+    Where PyTorch sees one, no process that is forked after a first backward pass can do another.
+    """
+    if workers > 1 and run_config["device"] == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def absolute(run_config: Flat) -> Flat:
     """Make relative folders absolute, from the directory in which the user typed them."""
     folders = {
@@ -170,6 +179,7 @@ def run(options: argparse.Namespace) -> int:
 
         nodes = devices(options.node_config)
         run_config = absolute(config.parse(chosen(options)))
+        hide_gpus(run_config, options.workers)
         nodes_and_more = (options.num_supernodes, nodes, options.keep_going)
         folder = run_serial(run_config, *nodes_and_more, workers=options.workers)
         with log.expendable():

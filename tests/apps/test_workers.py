@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedapps import serial
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.engine.failed_clients import ClientError
@@ -109,6 +110,24 @@ def test_a_run_is_resumed_with_another_number_of_workers(run, before, after):
     folder = run('strategy="fedper" num-rounds=1', workers=before)
     run_serial(config.parse([f'resume="{folder}" num-rounds=3']), workers=after)
     assert differences(whole, folder) == []
+
+
+@pytest.mark.parametrize(("options", "seen"), [
+    (["--workers", "2", "-c", "device=cpu"], ""),  # GPUs would spoil the forks of its process
+    (["--workers", "2", "-c", "device=auto"], "0"),  # is refused where there is a GPU
+    (["-c", "device=cpu"], "0"),
+])  # fmt: skip
+def test_workers_on_the_cpu_see_no_gpu(monkeypatch, tmp_path, options, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    found = []
+
+    def look(*arguments, **options):
+        found.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return tmp_path
+
+    monkeypatch.setattr(serial, "run_serial", look)
+    assert serial.main(options) == 0
+    assert found == [seen]
 
 
 def test_a_worker_that_is_killed_costs_its_clients_one_round(run, clients, read_csv):

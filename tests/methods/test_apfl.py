@@ -132,3 +132,12 @@ def test_a_newcomer_predicts_with_the_mixture_after_a_round_from_the_shared_w(re
     w, v = ({key: value.detach() for key, value in of.items()} for of in (with_w, v))
     close(found, mixed(alpha, v, w))
     assert any(np.abs(found[key] - value.numpy()).max() > 1e-4 for key, value in w.items())
+
+
+def test_no_gpu_is_asked_for_its_random_numbers_in_training_on_the_cpu(rehearsal, monkeypatch):
+    """A process that has asked one cannot train in forks."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: asked.append("devices") or 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device))
+    rehearsal().rounds(1)
+    assert asked == []
