@@ -124,10 +124,15 @@ def _end_with_parent() -> None:
 
 
 def _run(flat: dict[str, Scalar], plots: bool, at_once: int) -> Path:
-    from fedapps.serial import idle_workers, run_serial  # takes seconds to load, only here needed
+    # takes seconds to load, only here needed
+    from fedapps.serial import hide_gpus, idle_workers, run_serial
+    from fedapps.training.workspace import workspace
 
-    workers = idle_workers(flat, at_once)
-    return run_serial(flat, keep_going=False, plots=plots, workers=workers)
+    hide_gpus(flat, workers := idle_workers(flat, at_once))
+    try:
+        return run_serial(flat, keep_going=False, plots=plots, workers=workers)
+    finally:
+        workspace.cache_clear()  # the next run needs the memory
 
 
 def _do(log: Path, work: Callable[..., Path], arguments: tuple[object, ...]) -> tuple[str, str]:
