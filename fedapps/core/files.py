@@ -90,6 +90,21 @@ def read_json(
         raise RunError(f"{path}: cannot be read ({error}); {hint}") from error
 
 
+def numbered(folder: Path, prefix: str, suffix: str) -> list[int]:
+    """Return the numbers that names in a folder have between two texts; none if it is not there.
+
+    Raises `RunError` if this user may not look into it: `Path.glob` would find nothing there.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read ({error.strerror or error})") from error
+    numbers = (n[len(prefix) : -len(suffix)] for n in names if n.startswith(prefix))
+    return [int(n) for n in numbers if n.isdecimal() and f"{prefix}{n}{suffix}" in names]
+
+
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file that people can read, durably like `write_whole`; raises `RunError`."""
     import msgspec

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from fedapps.core import log
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole, writing
+from fedapps.core.files import numbered, write_whole, writing
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.method.update import under
@@ -173,10 +173,11 @@ def roll_back(run: Path, round_: int) -> None:
 
 
 def rounds(run: Path) -> list[int]:
-    """Return the rounds that have a checkpoint, in ascending order."""
-    found = (run / CHECKPOINTS).glob("round-*.fedapps")
-    numbers = (path.stem.removeprefix("round-") for path in found)
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    """Return the rounds that have a checkpoint, in ascending order.
+
+    Raises `RunError` if this user may not look for them.
+    """
+    return sorted(numbered(run / CHECKPOINTS, "round-", ".fedapps"))
 
 
 def needed_after(round_: int, every: int) -> int:

@@ -103,7 +103,8 @@ class FinishedRun:
         rows = directory.lines(folder / "rounds.csv")
         if not rows:
             raise RunError(f"{folder}: no round of this run has finished")
-        return cls(folder, space, strategy, int(rows[-1]["round"]), whole=not strategy.state)
+        whole = not strategy.state and not settings.checkpoint_every  # else it is a partial copy
+        return cls(folder, space, strategy, int(rows[-1]["round"]), whole=whole)
 
     @cached_property
     def stored(self) -> Settings:
@@ -193,9 +194,11 @@ class FinishedRun:
         """
         name = self.strategy.settings.strategy
         if not self.whole:
+            partly = self.stored.checkpoint_every
+            cure = "copy the whole run" if partly else "run it again with checkpoint-every=1"
             raise RunError(
                 f"{self.folder}: has no checkpoint, and {name} needs what the server keeps in one; "
-                "run it again with checkpoint-every=1"
+                f"{cure}"
             )
         plan = evaluations.plan_of(self.strategy, self.round, number)
         clients = self.space.settings.num_clients

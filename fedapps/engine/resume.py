@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import filterfalse, islice
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,7 @@ FIXED = LAST_DIGITS | {"federation", "metric"}
 # Keys that may change: where it runs and how long, not what it computes.
 FREE = (INCIDENTAL - FIXED) | GROWING
 BUDGET = "dp.budget"  # may be another one, but not be left out
-MOST_LOOKED_AT = 100  # only so many of the newest run directories are searched
+MOST_LOOKED_AT = 100  # only so many of the newest unfinished runs are looked at
 
 
 def restore(folder: Path, rounds: Rounds) -> Progress:
@@ -145,12 +146,10 @@ def unfinished(settings: Settings) -> Iterator[Path]:
     flat, runs = dict(settings.flat), expanded(settings.runs_dir, "runs-dir")
     folders = [path.parent for path in runs.glob(f"*/{directory.CHECKPOINTS}")]
     folders.sort(key=_changed, reverse=True)
-    for folder in folders[:MOST_LOOKED_AT]:
-        if directory.has_finished(folder) or not checkpoint.rounds(folder):
-            continue
+    for folder in islice(filterfalse(directory.has_finished, folders), MOST_LOOKED_AT):
         try:
-            old = config.stored(folder)
-        except RunError:
+            old = config.stored(folder) if checkpoint.rounds(folder) else {}
+        except RunError:  # one of another user, too
             continue
         same_rounds = old.get("num-rounds") == flat["num-rounds"]
         if same_rounds and not differences(old, flat) and _is_free(folder):

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole, writing
+from fedapps.core.files import numbered, write_whole, writing
 from fedapps.models.layers import as_stored
 
 VERSIONS = 2  # at least this many versions of each client's state are kept
@@ -164,9 +164,7 @@ class ClientStore:
         return self.folder
 
     def _versions(self) -> list[int]:
-        paths = self.folder.glob("round-*.safetensors")
-        numbers = (path.stem.removeprefix("round-") for path in paths)
-        return [int(number) for number in numbers if number.isdecimal()]  # others are no versions
+        return numbered(self.folder, "round-", ".safetensors")
 
     def _delete(self, versions: Iterable[int]) -> None:
         with writing(self.folder):

@@ -1,7 +1,10 @@
 """Models of finished runs: the shared one, and any simulated client's personalized one."""
 
 import argparse
+import errno
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -196,6 +199,32 @@ def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accura
     for name in ("model.safetensors", "summary.json"):
         (folder / name).unlink()
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
+@pytest.mark.parametrize("hidden", ["checkpoint", "clients/0"])
+def test_what_this_user_may_not_read_is_not_taken_for_missing(tiny_run, monkeypatch, hidden):
+    """Another user's run has private folders; the model of a client would be the initial one."""
+    folder, names = tiny_run('strategy="fedper"'), os.listdir
+
+    def private(path):
+        if Path(path) == folder / hidden:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return names(path)
+
+    monkeypatch.setattr(os, "listdir", private)
+    told = f"{folder / hidden}: cannot be read (Permission denied)"
+    assert refusal(folder, "--client", 0) == told
+
+
+def test_a_copy_without_the_checkpoints_has_no_models_of_clients(tiny_run):
+    folder = tiny_run('strategy="fedper"')
+    shutil.rmtree(folder / "checkpoint")
+    shutil.rmtree(folder / "clients")
+    assert FinishedRun.open(folder).shared() is not None
+    assert refusal(folder, "--client", 0) == (
+        f"{folder}: has no checkpoint, and fedper needs what the server keeps in one; "
+        "copy the whole run"
+    )
 
 
 def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_path):

@@ -28,7 +28,7 @@ from fedapps.compare.runs import read as read_run
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
-from fedapps.engine import again, best, checkpoint, store
+from fedapps.engine import again, best, checkpoint, resume, store
 from fedapps.engine.checkpoint import Best, Checkpoint, Progress, needed_after
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.federation import Federation
@@ -210,6 +210,32 @@ def test_latest_is_the_newest_unfinished_run_of_the_same_settings(
     assert serial_run("num-rounds=4", 'resume="latest"') == folder
     with pytest.raises(RunError, match="no unfinished run with these settings"):
         serial_run("num-rounds=4", 'resume="latest"')  # now it is finished
+
+
+def test_an_interrupted_run_is_found_behind_any_number_of_finished_ones(
+    interrupted, serial_run, monkeypatch
+):
+    monkeypatch.setattr(resume, "MOST_LOOKED_AT", 2)
+    folder = interrupted()
+    for name in ("one", "two", "three"):
+        shutil.copytree(folder, folder.with_name(name))
+        (folder.with_name(name) / "summary.json").write_text('{"finished": true}')
+    assert serial_run("num-rounds=4", 'resume="latest"') == folder
+
+
+def test_somebody_elses_run_in_the_same_folder_is_not_offered(
+    interrupted, serial_run, monkeypatch, capsys
+):
+    folder, names = interrupted(), os.listdir
+
+    def private(path):
+        if Path(path) == folder / directory.CHECKPOINTS:
+            raise PermissionError(13, "Permission denied")
+        return names(path)
+
+    monkeypatch.setattr(os, "listdir", private)
+    assert serial_run("num-rounds=4") != folder
+    assert "stopped after round" not in capsys.readouterr().out
 
 
 # Whether the run is still the same ----------------------------------------------------------
