@@ -63,8 +63,9 @@ def model(wanted: str, runs: Iterable[Run], runs_dir: Path) -> Path | None:
 
 @cache
 def _training(summary: Path, changed: int) -> str:
-    """Return the `training` of a finished run; empty if it was made with other versions."""
-    if json.loads(summary.read_text("utf-8")).get("versions") != versions():
+    """Return the `training` of a finished run; empty if unfinished or of other versions."""
+    found = json.loads(summary.read_text("utf-8"))
+    if not directory.is_final(found) or found.get("versions") != versions():
         return ""
     return training(config.defaults() | config.stored(summary.parent))
 

@@ -654,6 +654,19 @@ def test_what_another_process_holds_is_tried_again(table, store, tmp_path, monke
     assert trained == ["t-x@hot-other-s0"] and scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
 
 
+def test_a_row_that_was_repeated_and_interrupted_is_scored_by_its_own_training(
+    table, store, tmp_path
+):
+    job = personalizing(table)[0]
+    flat = job.cell.config(0) | {"runs-dir": str(tmp_path)}
+    first, again = (finished_run(flat | {"run-name": name}) for name in ("row", "again-row"))
+    written = {"versions": versions(), "finished": False}
+    (again / "summary.json").write_text(json.dumps(written))
+    (group,) = groups([job])
+    made = [Run("t", "row", "cpu", 0, numeric(flat))]
+    assert rescoring.model(group.training, made, tmp_path) == first
+
+
 @pytest.mark.parametrize("alone", [
     "evaluate-every=2", 'evaluate-rounds="1"', "evaluate-clients=2", "checkpoint-every=0",
     'unseen-clients="2"',
