@@ -6,9 +6,11 @@ import threading
 import pandas as pd
 import pytest
 
+from fedapps.compare import workers
 from fedapps.compare.workers import Worker, crew, stop
 from fedapps.core.errors import RunError
 from fedapps.serial import idle_workers
+from fedapps.training.workspace import workspace
 from tests.support.clock import until
 from tests.support.killed import differences
 from tests.support.marks import WORKERS
@@ -33,6 +35,11 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
     assert " round 2/2 " in f" {log.read_text('utf-8')}".replace("\n", " ")
     assert untimed_rounds(folder) == untimed_rounds(serial_run(*options))
     assert differences(folder, shared) == []
+
+
+def test_a_run_leaves_no_data_in_its_process(flat_config, tiny_npz):
+    workers._run(flat_config(tiny_npz, "num-clients=4 num-rounds=1"), plots=False, at_once=1000)
+    assert workspace.cache_info().currsize == 0
 
 
 def test_nothing_begins_in_a_worker_that_is_ended(tmp_path):
