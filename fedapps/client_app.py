@@ -18,14 +18,14 @@ from flwr.clientapp import ClientApp
 from fedapps.core import log, registry
 from fedapps.core.changes import owner
 from fedapps.core.config import DEVICE, read
-from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, told_to_server
+from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, cause_of
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.readiness import DeclinedError
-from fedapps.engine.failed_clients import cause_of, diverged, record, unusable
+from fedapps.engine.failed_clients import diverged, record, unusable
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
@@ -226,7 +226,7 @@ def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> s
     """
     own = context.node_config.get("state-dir")
     record(expanded(str(own or run_dir), "state-dir"), where, error, aloud=bool(own))
-    return cause_of(error, told_to_server(error))
+    return cause_of(error)
 
 
 def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientUpdate]:

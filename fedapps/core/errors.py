@@ -77,6 +77,15 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(str(error))}"
 
 
+def cause_of(error: Exception, text: str = "") -> str:
+    """Return one line with the text of an error; its type comes first if the code may be wrong.
+
+    The `text` is what the server may see, if no other is given.
+    """
+    clear = isinstance(error, RunError | DivergedError)
+    return one_line(text or told_to_server(error)) if clear else named(error)
+
+
 def as_returned(hook: str, found: T, fits: bool, right: str) -> T:
     """Return what a hook of a method has returned; raises TypeError if it does not fit.
 

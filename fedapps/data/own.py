@@ -6,7 +6,7 @@ from zipfile import is_zipfile
 
 from fedapps.core.errors import MisfitError, RunError, needed
 from fedapps.core.words import some
-from fedapps.data.contents import check_images, check_pixels, input_spec, shape_of
+from fedapps.data.contents import check_finite, check_images, check_pixels, input_spec, shape_of
 from fedapps.data.dataset import Dataset
 from fedapps.data.forms import Form, open_own
 from fedapps.data.forms.folders import PICTURES
@@ -56,6 +56,8 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
     assert found.rows is not None
     if inputs.image:
         check_pixels(found.rows)
+    else:
+        check_finite(found)
     own = () if targets.shape and kind_of(path) != ".npz" else found.names
     if own and [*own] != [*names]:
         rest = f"the run has {','.join(names)} (class-names)"

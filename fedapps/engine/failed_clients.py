@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedapps.core import log
-from fedapps.core.errors import DivergedError, RunError, named, one_line
+from fedapps.core.errors import DivergedError, RunError, cause_of
 from fedapps.models.layers import Arrays
 from fedapps.training.workspace import Workspace
 from fedapps.wire.checks import LARGEST, NOT_FINITE, invalid_loss, invalid_values
@@ -62,12 +62,6 @@ def record(folder: Path, where: str, error: Exception, aloud: bool = False) -> N
     if isinstance(error, RunError):
         raise RunError(f"{where}: {error}") from error
     raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def cause_of(error: Exception, text: str) -> str:
-    """Return one line with the text of an error; its type comes first if the code may be wrong."""
-    clear = isinstance(error, RunError | DivergedError)
-    return one_line(text) if clear else named(error)
 
 
 def diverged(space: Workspace, sent: Arrays, kept: Arrays, metrics: Mapping) -> tuple[str, str]:

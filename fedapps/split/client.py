@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedapps.core.config import DEVICE
-from fedapps.core.errors import named
+from fedapps.core.errors import cause_of
 from fedapps.method.client_tools import LAST
 from fedapps.method.flower import BaseClient
 from fedapps.method.update import ClientUpdate
@@ -98,7 +98,7 @@ class SplitClient(BaseClient):
                 self.link.done(take(self.model, self.layout.shared(self.layout.names)))
                 return update
             except Exception as error:
-                connected.send(Frame("failed", self.client, text=named(error)[:500]))
+                connected.send(Frame("failed", self.client, text=cause_of(error)))
                 raise
 
     def train(

@@ -81,6 +81,28 @@ def test_a_misfit_is_one_line(kind, nodes, make_npz, tmp_path, device_run, read_
         assert any(expected in line for line in lines if "SuperNode 2" not in line)
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize(("value", "why"), [(7.7e300, "holds 7.7e+300"), (np.nan, "holds NaN or")])
+def test_a_float_that_cannot_be_used_is_found_before_the_run_and_not_told(
+    part, value, why, nodes, tmp_path, device_run, read_csv, capsys
+):
+    """Neither which sample it is nor what it holds, also if only an evaluation would read it."""
+    draws = np.random.default_rng(0)
+    for client, node in enumerate(nodes):
+        arrays = {}
+        for each, size in (("train", 24), ("test", 8)):
+            arrays[f"{each}_inputs"] = draws.normal(size=(size, 4))
+            arrays[f"{each}_targets"] = np.arange(size) % 3
+        if client == 1:
+            arrays[f"{part}_inputs"][5, 2] = value
+        node["data"] = str(tmp_path / f"ward{client}.npz")
+        np.savez(node["data"], **arrays)
+    folder = device_run('strategy="fedper" model="mlp" input-shape="4" num-rounds=1')
+    (event,) = read_csv(folder, "events.csv")
+    assert (event["kind"], event["detail"]) == ("left-out", f"SuperNode 2, client 1: {UNKNOWN}")
+    assert f"client 1: {nodes[1]['data']}: {part}_inputs[5] {why}" in capsys.readouterr().out
+
+
 def test_too_few_devices_end_the_run_with_a_line(device_run, nodes):
     """At once: in this process nobody else will come."""
     nodes[1]["data"] = "/nowhere/x.npz"

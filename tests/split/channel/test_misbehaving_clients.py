@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.core.errors import MisfitError
+from fedapps.split.client import SplitClient
 from fedapps.split.connection import ChannelError
 from fedapps.split.frames import Frame
 from tests.support.clock import until
@@ -125,6 +127,18 @@ def test_a_frame_that_is_not_due_costs_its_client_only(world, frames, reason):
     assert result.session.lost == {BAD: reason}
     assert str(result.outcome) == f"the server dropped this client: {reason}"
     check_as_without(result, world())
+
+
+def test_the_channel_tells_of_a_failure_only_what_the_reply_tells(world, monkeypatch):
+    loss = SplitClient.loss
+
+    def misfit(client, *batch):
+        if client.client == BAD:
+            raise MisfitError('line 9: column sex holds "x"')
+        return loss(client, *batch)
+
+    monkeypatch.setattr(SplitClient, "loss", misfit)
+    assert play(world(), "fit").session.lost == {BAD: MisfitError("").told}
 
 
 def test_a_client_that_never_stops_does_not_keep_the_round_open(world):
