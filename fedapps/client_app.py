@@ -90,16 +90,17 @@ def ask(message: Message, context: Context) -> Message:
     device with a budget, in which answers would not count.
     """
     asked = read_question(message)
-    space, device = _place(context)
+    device, dp = Device.of(context.node_config), _read(context).dp
+    spending.check_noise(dp, device.budget if device else None)
     if device and device.budget is not None:
         budget = f"dp-budget = {device.budget:g}"
         raise RunError(f"{budget}: {asked.question}: answers get no noise; use another method")
-    if (dp := space.settings.dp).by_clients:
+    if dp.by_clients:
         raise RunError(f'dp.mode = "{dp.mode}": {asked.question}: answers get no noise; use "none"')
-    make = registry.client_class(space.settings.strategy)
 
-    def answer(client: int) -> MetricRecord:
+    def answer(space: Workspace, device: Device | None, client: int) -> MetricRecord:
         space.reset({})
+        make = registry.client_class(space.settings.strategy)
         return pack_answer(make(space, client, {}).answer(asked.question))
 
     answered = _each(asked.clients, answer, asked.question, context, asked.run_dir)
@@ -110,9 +111,8 @@ def ask(message: Message, context: Context) -> Message:
 def step(message: Message, context: Context) -> Message:
     """Do a step of a secure sum for every client that the message names."""
     asked, given = read_step(message)
-    space, device = _place(context)
 
-    def answer(client: int) -> ConfigRecord:
+    def answer(space: Workspace, device: Device | None, client: int) -> ConfigRecord:
         return step_answer(_store(space, device, asked, client), asked, client, given[client])
 
     what = f"round {asked.round}, secure sum, {asked.step}"
@@ -120,14 +120,23 @@ def step(message: Message, context: Context) -> Message:
 
 
 def _each(
-    clients: Sequence[int], work: Callable[[int], T], what: str, context: Context, run_dir: str
+    clients: Sequence[int],
+    work: Callable[[Workspace, Device | None, int], T],
+    what: str,
+    context: Context,
+    run_dir: str,
 ) -> tuple[dict[int, T], list[Failure]]:
     """Return the answer of each client, and the failures: an error fails only its client."""
     answers: dict[int, T] = {}
     failures: list[Failure] = []
+    try:
+        place = _place(context)
+    except Exception as error:  # data that no longer fit: the server must not see their values
+        cause = _recorded(error, what, context, run_dir)
+        return {}, [Failure(client, cause) for client in clients]
     for client in clients:
         try:
-            answers[client] = work(client)
+            answers[client] = work(*place, client)
         except Exception as error:
             cause = _recorded(error, f"client {client}, {what}", context, run_dir)
             failures.append(Failure(client, cause))

@@ -24,9 +24,11 @@ from fedapps.training.plan import Plan
 from fedapps.training.sketch import sketch as sketch_of
 from fedapps.training.workspace import workspace
 from fedapps.wire.hello import pack_greeting, unpack_hello
+from fedapps.wire.questions import pack_question, unpack_answers
 from fedapps.wire.replies import unpack_reply
 from fedapps.wire.requests import Request, RoundInfo, pack_requests
 from fedapps.wire.serial_grid import DeviceGrid, SerialGrid
+from fedapps.wire.steps import pack_step, unpack_step
 from tests.support import ROOT
 
 EVERYBODY = "fraction-train=1.0 num-clients=4"
@@ -395,6 +397,36 @@ def test_an_idle_supernode_says_itself_why(empty, flat_config, make_npz, tmp_pat
     (reply,) = grid.pull_messages(ids)
     assert unpack_hello(reply).problem == expected
     assert capsys.readouterr().out == f"{why}left out: {expected}\n"
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.ask", "query.step"])
+def test_data_that_no_longer_fit_are_told_in_no_reply(kind, flat_config, tmp_path, capsys):
+    """Whatever is asked, the device itself prints which value it is."""
+    arrays = {"inputs": np.ones((20, 4)), "targets": np.arange(20) % 2}
+    np.savez(path := tmp_path / "own.npz", **arrays)
+    node = {"client-id": 1, "data": str(path), "state-dir": str(tmp_path / "state")}
+    keys = 'dataset="device" input-shape="4" num-classes=2 num-clients=2 model="mlp"'
+    flat = flat_config(keys, 'strategy="fedavg" secure-sum=true')
+    grid = DeviceGrid(client_app.app, flat, [node])
+
+    def send(message):
+        (reply,) = grid.pull_messages(grid.push_messages([message]))
+        return reply
+
+    assert not unpack_hello(send(pack_greeting(1))).problem
+    arrays["inputs"][7, 2] = 5.5e300
+    np.savez(path, **arrays)
+    space, info = workspace(config.read(flat)), RoundInfo(str(tmp_path), "", run_id="r")
+    requests = [make_request(space, 1, (), ())]
+    if kind == "query.ask":
+        _, failures = unpack_answers([1], send(pack_question([1], 1, "samples", "")))
+    elif kind == "query.step":
+        _, failures = unpack_step([1], send(pack_step(info, 1, 1, "keys", {1: b""})))
+    else:
+        reply = send(pack_requests(requests, info, 1, kind, "1"))
+        _, failures = unpack_reply(requests, reply, space.layout)
+    assert failures == [Failure(1, MisfitError("").told)]
+    assert f"{path}: inputs[7] holds 5.5e+300" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
