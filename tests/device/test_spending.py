@@ -167,16 +167,21 @@ def test_beyond_its_budget_a_device_is_not_scored_either(
     assert files_of(nodes[1]) == before
 
 
-def test_a_run_that_has_used_a_budget_up_scores_the_device_to_its_end(device_run, nodes, read_csv):
-    """It has the personalized model of the last round, but is in no resumed run."""
+def test_a_run_scores_a_device_until_it_has_refused_to_train(device_run, nodes, read_csv):
+    """It has the personalized model of that round, and is in no later one, nor in a resumed run."""
     own = 'strategy="fedper" evaluate-every=1 run-name="x"'
     nodes[1]["dp-budget"] = alone(1.0).epsilon(1, DELTA) + 1e-6
-    folder = device_run(RUN, own, "num-rounds=2 checkpoint-every=1")
-    rows = [row for row in read_csv(folder, "clients.csv") if row["client"] == "1"]
-    assert {row["round"] for row in rows} == {"1", "2"}
+    folder = device_run(RUN, own, "num-rounds=4 checkpoint-every=1")
+    rounds = {client: [] for client in "012"}
+    for row in read_csv(folder, "clients.csv"):
+        rounds[row["client"]].append(row["round"])
+    assert rounds == {"0": [*"1234"], "1": ["1", "2"], "2": [*"1234"]}
+    kinds = [(e["round"], e["kind"]) for e in read_csv(folder, "events.csv") if e["client"] == "1"]
+    assert kinds == [("2", "failure"), ("2", "left-out"), ("3", "left")]
     before = files_of(nodes[1])
-    device_run(RUN, own, f'num-rounds=3 checkpoint-every=1 resume="{folder}"')
+    device_run(RUN, own, f'num-rounds=5 checkpoint-every=1 resume="{folder}"')
     assert left_out(read_csv, folder).keys() == {"1"} and files_of(nodes[1]) == before
+    assert "1" not in {r["client"] for r in read_csv(folder, "clients.csv") if r["round"] == "5"}
 
 
 @pytest.mark.parametrize(("secret", "told"), [
