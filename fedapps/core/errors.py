@@ -16,14 +16,15 @@ GROWN = f"{DECLINED}: its data have grown"  # one begins so if a device has more
 NO_REPLY = "no reply in time"  # the cause of a failure if nothing has come back
 DIVERGED = "training diverged"  # a failure's cause begins so if numbers are no longer finite
 
-_OBEYED = dict.fromkeys([*range(32), *range(127, 160)], "?")  # by a terminal, such as the escape
+# What a terminal obeys, such as the escape; not tabs and ends of lines.
+OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
 
 
 class RunError(Exception):
     """A run cannot start or continue; the text is one line: what, which value, what is allowed."""
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.split()).translate(_OBEYED)
+        line = " ".join(message.split()).translate(OBEYED)
         super().__init__(line.encode("utf-8", "backslashreplace").decode())  # no surrogates
 
 

@@ -4,7 +4,7 @@ Lines go to standard output, because Flower and Ray carry that from their proces
 Warnings and errors begin with `warning: ` and `error: `; other lines are the text alone. The
 environment variable FEDAPPS_LOG sets the lowest level that is printed: debug, info (the default),
 warning or error. Tracebacks (`log.exception`) are printed only with FEDAPPS_LOG=debug. A file that
-`to_file` has attached gets everything.
+`to_file` has attached gets everything. What a terminal would obey, as in a name of a class, is `?`.
 """
 
 import logging
@@ -17,6 +17,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
 
+from fedapps.core.errors import OBEYED
 from fedapps.core.files import writing
 
 LEVEL = "FEDAPPS_LOG"
@@ -74,7 +75,7 @@ class _Lines(logging.Formatter):
         line = prefix + record.getMessage()
         if record.exc_info and _stdout.level <= logging.DEBUG:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        return line.translate(OBEYED)
 
 
 class _Stdout(logging.StreamHandler[TextIO]):
@@ -99,6 +100,10 @@ class _Stdout(logging.StreamHandler[TextIO]):
 
 class _File(logging.FileHandler):
     """A log file; if the disk is full it loses lines, and nothing else happens."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return super().format(record).translate(OBEYED)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: every other file that cannot be written reports the full disk."""

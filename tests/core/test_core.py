@@ -126,6 +126,16 @@ def test_lines_are_what_print_would_print(capsys):
     assert (out.splitlines(), err) == (lines, "")
 
 
+def test_no_line_steers_a_terminal(tmp_path, capsys):
+    """A name in a file of data can hold what would; lines and tabs of a traceback stay."""
+    told = "note: the classes are 0 = \x1b]0;owned\x07\x1b[2J\x9b1mé, 1 = b\r\n\tend"
+    with log.to_file(tmp_path / "run.log"):
+        log.info("%s", told)
+    harmless = "note: the classes are 0 = ?]0;owned??[2J?1mé, 1 = b?\n\tend\n"
+    assert capsys.readouterr().out == harmless
+    assert (tmp_path / "run.log").read_text("utf-8").endswith(f" INFO {harmless}")
+
+
 def test_no_other_logger_says_it_again(capsys):
     root = logging.StreamHandler(sys.stdout)
     logging.getLogger().addHandler(root)
