@@ -242,6 +242,7 @@ def _fit(space: Workspace, request: Request, store: ClientStore) -> Work[ClientU
     """Train from the state before this round; save the new state, unless training diverged."""
     version, before = store.load_version(request.plan.round)
     client = _client(space, request, version, before)
+    client.earlier = request.earlier
     update = yield from together.round_of(client, "train_round", request.plan, request.arrays)
     kept = {key: value.numpy() for key, value in client.state.items()}
     why, told = diverged(space, update.arrays, kept, update.metrics)

@@ -150,7 +150,7 @@ class VirtualClock(Clock):
         size = math.ceil((1 + s.over_selection) * self.cohort - ROUNDING)
         if self.is_async:
             size = max(0, size - len(self.at_work))  # devices can have left
-        drawn = self.strategy.earlier + round_
+        drawn = self.strategy.overall(round_)
         chosen = sample_some(s.seed, drawn, len(there), min(size, len(there)))
         return [there[index] for index in chosen]
 
@@ -214,8 +214,8 @@ class VirtualClock(Clock):
 
     def _draws(self, purpose: str, round_: int) -> np.ndarray:
         """Return a number from 0 to 1 for each client, a function of seed, round and client."""
-        s, drawn = self.strategy.settings, self.strategy.earlier + round_
-        return generator(s.seed, purpose, drawn).random(s.num_clients)
+        s = self.strategy.settings
+        return generator(s.seed, purpose, self.strategy.overall(round_)).random(s.num_clients)
 
     def _takes(self, update: ClientUpdate, traffic: Traffic) -> float:
         """Return how long a client took; note it."""

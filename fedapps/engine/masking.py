@@ -36,7 +36,7 @@ def masked(
     if s.dp.shared_out:
         check_plan(s, space.layout, plan)
         arrays = on_grid(clipped_difference(arrays, request.arrays, s.dp.clip_norm)[0])
-        noise = partial(own_part, s, plan.round, request.client)
+        noise = partial(own_part, s, request.earlier + plan.round, request.client)
     own = SumClient(store.make(), request.client, plan.round)
     vector = own.upload(request.boxes, arrays.values(), weight, noise)
     return replace(update, arrays={MASKED: vector}, extras={})

@@ -102,7 +102,7 @@ class Rounds:
         there = self.clock.there(round_)
         with self.drawn.watched("select"):
             wanted = returned.check_selected(round_, self.clock.select(round_, there), there)
-        wanted = self.privacy.select(self.strategy.earlier + round_, wanted, there)
+        wanted = self.privacy.select(self.strategy.overall(round_), wanted, there)
         selected = self.clock.reached(round_, wanted)
         selected = self.summing.enough(round_, selected)
         with self.drawn.watched("plan"):
@@ -130,7 +130,7 @@ class Rounds:
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
         summed = self.summing.release(round_, in_time, self.exchange.failures)
         reference = partial(reference_of, self.strategy, round_)
-        updates = self.privacy.release(self.strategy.earlier + round_, summed, reference)
+        updates = self.privacy.release(self.strategy.overall(round_), summed, reference)
         first = next(updates, None)
         self.idle = first is None
         new: Arrays = {}
@@ -250,6 +250,7 @@ class Rounds:
             resumed=[*about.resumed],
             needed=needed_after(round_, self.settings.checkpoint_every),
             sketch=resident.sketch,
+            earlier=self.strategy.earlier,
         )
 
     def _close_training(self, round_: int, final: str) -> RoundTotals:

@@ -48,6 +48,7 @@ class ClientTools:
     """A client's side in one round; `ClientHooks` explains each of its attributes."""
 
     options: MethodSettings
+    earlier = 0  # rounds of earlier runs of the federation, after which noise from the seed goes on
     state = OneDict[Tensor]("keep arrays with self.remember, or use another name")
     parts = OneDict[nn.Module]("use another name")
 

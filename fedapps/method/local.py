@@ -39,7 +39,9 @@ def train_round(client: ClientHooks, plan: Plan, received: Arrays) -> Work[Clien
     done.spend(before)
     _keep(client, plan, thresholds)
     exact = take(client.model, sent)
-    client.upload = privatize(client.settings, client.layout, plan, client.client, received, exact)
+    client.upload = privatize(
+        client.settings, client.layout, plan, client.client, received, exact, client.earlier
+    )
     if attacks:
         client.upload = changed_upload(client.settings, start, client.upload)
     done.spend(cost_of(client.after_training, plan, Costs))

@@ -80,7 +80,7 @@ class StrategyHooks(Growing, Conversation, ABC):
     def select(self, round_: int) -> list[int]:
         """Return the clients that train in `round_`, ascending: by default a random share r."""
         s, there = self.settings, self.clients
-        chosen = sample_clients(s.seed, self.earlier + round_, len(there), s.fraction_train)
+        chosen = sample_clients(s.seed, self.overall(round_), len(there), s.fraction_train)
         return [there[index] for index in chosen]
 
     def download(self, round_: int, client: int, plan: Plan) -> Arrays:

@@ -32,7 +32,7 @@ class StrategyTools:
     """The server's side; `StrategyHooks` explains each of its attributes."""
 
     options: MethodSettings
-    earlier = 0  # rounds of earlier runs of the federation, after which draws of clients go on
+    earlier = 0  # rounds of earlier runs of the federation, after which draws go on
     arrays = OneDict[np.ndarray]()
     state = OneDict[np.ndarray]()
 
@@ -57,6 +57,10 @@ class StrategyTools:
     def state_bytes(self) -> int:
         """Return how many bytes a method's state will have."""
         return 0
+
+    def overall(self, round_: int) -> int:
+        """Return the number of a round if those of earlier runs of the federation count, too."""
+        return self.earlier + round_
 
     def _reserve_memory(self) -> None:
         """Report a large state before it is created; raises `RunError` for one that cannot fit."""

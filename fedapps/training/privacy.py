@@ -26,11 +26,12 @@ def privatize(
     client: int,
     received: Mapping[str, np.ndarray],
     upload: Arrays,
+    earlier: int = 0,
 ) -> Arrays:
     """Return what leaves a client: with local privacy, its clipped update plus noise.
 
-    The noise is N(0, (z S)^2). Raises `RunError` for a plan under which more would leave the
-    client, so the server cannot ask for more.
+    The noise is N(0, (z S)^2); from the seed, it goes on after `earlier` rounds. Raises `RunError`
+    for a plan under which more would leave the client, so the server cannot ask for more.
     """
     dp = settings.dp
     if dp.mode != "local":
@@ -38,9 +39,9 @@ def privatize(
     check_plan(settings, layout, plan)
     difference, _ = clipped_difference(upload, received, dp.clip_norm)
     seed = secret_seed() if dp.secret_noise else settings.seed
-    draws, deviation = generator(seed, "dp-local", plan.round, client), dp.noise_multiplier
+    draws, z = generator(seed, "dp-local", earlier + plan.round, client), dp.noise_multiplier
     noisy = {
-        key: received[key] + value + deviation * dp.clip_norm * draws.standard_normal(value.shape)
+        key: received[key] + value + z * dp.clip_norm * draws.standard_normal(value.shape)
         for key, value in difference.items()
     }
     return postprocess(noisy, layout)

@@ -36,7 +36,8 @@ class Request:
     `samples` is the largest number of samples that the client may claim in its reply. If it claims
     more, but at most `grown`, it is to be asked anew. If all clients weigh the `same`, whatever
     their samples, its weight in a pre-summed mean is 1. None of the three is sent. With `boxes`,
-    the client uploads a masked vector in place of arrays (`fedapps.secure`).
+    the client uploads a masked vector in place of arrays (`fedapps.secure`). `earlier` is that of
+    the message (`RoundInfo`).
     """
 
     client: int
@@ -46,6 +47,7 @@ class Request:
     boxes: bytes = b""
     grown: int = 0
     same: bool = False
+    earlier: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +76,8 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
 
     `run_id` identifies the run, even if its directory is renamed. The run was resumed after each of
     the rounds `resumed`. A resumed run may go back to the state after round `needed` (-1: it cannot
-    be resumed). Initial models of another `fingerprint` can be alike in their `sketch`.
+    be resumed). Initial models of another `fingerprint` can be alike in their `sketch`. Noise from
+    the seed goes on after so many rounds of `earlier` runs of the federation.
     """
 
     run_dir: str
@@ -84,6 +87,7 @@ class RoundInfo(msgspec.Struct, frozen=True, rename="kebab"):
     resumed: list[int] = []
     needed: int = -1
     sketch: str = ""
+    earlier: int = 0
 
     @property
     def attempt(self) -> int:
@@ -123,7 +127,7 @@ class NodeRequest:
             arrays = common | (unpack_arrays(own, shapes) if own else {})
             boxes = record_of(content, f"boxes-{client}", ConfigRecord)
             sealed = msgspec.convert(boxes["boxes"], bytes) if boxes else b""
-            requests.append(Request(client, plan, arrays, boxes=sealed))
+            requests.append(Request(client, plan, arrays, boxes=sealed, earlier=header.earlier))
         return requests
 
 

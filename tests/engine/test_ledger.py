@@ -407,10 +407,13 @@ def test_the_runs_of_a_federation_ask_whom_one_long_run_asks(
         assert clients == whole[before + 2 : before + 4]
 
 
-def test_seeded_noise_of_a_federation_is_that_of_one_long_run(serial_run, federation):
+@pytest.mark.parametrize("mode", [
+    "central", "local fraction-train=1.0", "distributed secure-sum=true fraction-train=1.0",
+])  # fmt: skip
+def test_seeded_noise_of_a_federation_is_that_of_one_long_run(mode, serial_run, federation):
     """Not that of its first rounds again, which would add up. Training hardly moves the model."""
     member = f'federation="{federation}" num-rounds=1'
-    run = DP, 'model="mlp" lr=1e-12'
+    run = DP, f'model="mlp" lr=1e-12 dp.mode={mode}'
     first = serial_run(*run, member) / "model.safetensors"
     second = serial_run(*run, member, f'initial-model="{first}"')
     nights, long = (load_file(f / "model.safetensors") for f in (second, serial_run(*run)))
