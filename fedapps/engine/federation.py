@@ -68,16 +68,18 @@ class Federation:
             yield
             return
         with ledger.editing(self.folder) as book:
+            known = book.run(report.about.id)
             self._enter(book, report.folder)
         try:
             yield
         except BaseException:
-            # one whose resumption was refused is still finished
-            finished = directory.has_finished(report.folder)
-            for error in attempt(lambda: self._ends(report, finished)):  # what came first counts
+            left = self._now(report, directory.has_finished(report.folder))
+            if known and report.pending:  # it was not resumed
+                left = known
+            for error in attempt(lambda: self._ends(left)):  # what came first counts
                 log.warning("%s", error)
             raise
-        self._ends(report, finished=True, start=True)
+        self._ends(self._now(report, finished=True), start=True)
         if self.rounds.idle:  # what made all clients fail may do so again
             log.warning(
                 "round %s, the last one, had no update, and the next run of the federation starts"
@@ -86,13 +88,13 @@ class Federation:
             )
         self._describe(report, self.folder)
 
-    def _ends(self, report: Report, finished: bool, start: bool = False) -> None:
+    def _ends(self, night: Night, start: bool = False) -> None:
         """Enter what the run did; later runs `start` from its model. Raises `RunError`."""
         assert self.folder is not None
         with ledger.editing(self.folder) as book:
-            book.enter(self._now(report, finished))
+            book.enter(night)
             if start:
-                book.start = self.night.run
+                book.start = night.run
 
     def figures(self, report: Report) -> dict[str, Any]:
         """Return what the summary of the run says about all runs of its federation."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedapps.engine.ledger import Ledger, Night, check_budget
 from fedapps.engine.rounds import Rounds
 from fedapps.report import summary
 from fedapps.report.report import Report
+from fedapps.wire.nodes import NodeRegistry
 from tests.support import ROOT
 from tests.support.rdp import sampled_gaussian, to_epsilon
 
@@ -494,6 +496,34 @@ def test_a_run_without_privacy_that_ends_early_has_released_what_it_began(
         serial_run(*run, f'resume="{left.folder}"')
         (again,) = ledger.read(federation).runs
         assert (again.releases, again.round, again.finished) == (3, 3, True)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_a_refused_resumption_leaves_the_ledger_as_it_was(
+    last, serial_run, federation, monkeypatch
+):
+    """Also of a run whose last checkpoint is older than its last round, here of round 2 of 3."""
+    own = Rounds.configure_train
+
+    def stop(rounds, round_):
+        if round_ > last:
+            raise RunError("no more")
+        return own(rounds, round_)
+
+    def nobody(_):
+        raise RunError("no SuperNodes")
+
+    monkeypatch.setattr(Rounds, "configure_train", stop)
+    run = DP, f'dp.mode="none" federation="{federation}" num-rounds=4 checkpoint-every=2'
+    with nullcontext() if last == 4 else pytest.raises(RunError, match="no more"):
+        serial_run(*run)
+    before = ledger.read(federation)
+    (left,) = before.runs
+    assert (left.round, left.releases, left.finished) == (last, last, last == 4)
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", nobody)
+    with pytest.raises(RunError, match="no SuperNodes"):
+        serial_run(*run, f'resume="{left.folder}" num-rounds=5')
+    assert ledger.read(federation) == before
 
 
 def test_a_run_with_adapters_is_no_start_for_another(serial_run, federation):
