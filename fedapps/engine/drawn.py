@@ -15,6 +15,8 @@ from torch import Tensor
 from fedapps.core import log
 
 T = TypeVar("T")
+SEED = slice(8)  # the bytes of a generator's state that name its seed; draws do not depend on them
+MARK = torch.tensor([*b"fedapps?"], dtype=torch.uint8)  # there while a hook has not seeded it
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Drawn:
 
     method: str
     told: bool = False
-    before: tuple[int, Tensor] = field(init=False)
+    before: Tensor = field(init=False)  # the generator's state, uint8 [bytes]
 
     @contextmanager
     def watched(self, hook: str) -> Iterator[None]:
@@ -43,11 +45,18 @@ class Drawn:
             yield found
 
     def _note(self) -> None:
-        self.before = torch.initial_seed(), torch.get_rng_state()
+        self.before = torch.get_rng_state()
+        marked = self.before.clone()
+        marked[SEED] = MARK
+        torch.set_rng_state(marked)
 
     def _compare(self, hook: str) -> None:
-        seed, state = self.before
-        if self.told or torch.initial_seed() != seed or torch.equal(state, torch.get_rng_state()):
+        state = torch.get_rng_state()
+        if not torch.equal(state[SEED], MARK):
+            return
+        state[SEED] = self.before[SEED]
+        torch.set_rng_state(state)
+        if self.told or torch.equal(state, self.before):
             return
         self.told = True
         log.warning(

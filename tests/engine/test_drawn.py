@@ -1,11 +1,16 @@
 """Hooks of a strategy that draw random numbers which no seed decides are named."""
 
+from contextlib import nullcontext
+from itertools import count
+
 import pytest
 import torch
 
 from fedapps.core import registry
+from fedapps.engine.drawn import Drawn
 
 LINE = "{} of fedavg draws from torch's global generator"
+AMOUNTS = count(1)
 
 
 @pytest.fixture
@@ -75,8 +80,9 @@ def test_draws_between_the_updates_are_told(told, monkeypatch):
 
 
 def seeded(strategy):
+    """Draw after the same seed, each time another amount."""
     torch.manual_seed(strategy.settings.seed)
-    torch.rand(3)
+    torch.rand(next(AMOUNTS))
 
 
 def forked(strategy):
@@ -89,9 +95,20 @@ def with_own_generator(strategy):
 
 
 @pytest.mark.parametrize("right", [seeded, forked, with_own_generator])
-@pytest.mark.parametrize("hook", ["select", "aggregate", "after_round"])
+@pytest.mark.parametrize("hook", ["select", "download", "aggregate", "after_round"])
 def test_who_seeds_what_is_drawn_is_told_nothing(told, hook, right):
     assert not told(hook, right, right)
+
+
+def test_what_is_drawn_does_not_depend_on_whether_somebody_watches():
+    def drawn(watched):
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            with watched:
+                found = torch.rand(700)
+            return torch.initial_seed(), [*found.tolist(), *torch.randn(700).tolist()]
+
+    assert drawn(Drawn("fedavg").watched("plan")) == drawn(nullcontext())
 
 
 def trained_here(strategy):
