@@ -69,25 +69,26 @@ def _has_end(folder: Path, strategy: BaseStrategy) -> bool:
 
     They do not if it was to have more rounds, or was made longer and lost its end.
     """
-    rounds = strategy.settings.num_rounds
-    stored = config.stored(folder).get("num-rounds")
-    if directory.has_finished(folder) and stored == rounds:
+    rounds, lead = strategy.settings.num_rounds, strategy.workspace.task.lead
+    if directory.has_finished(folder) and config.stored(folder).get("num-rounds") == rounds:
         return True
-    table, lead = directory.lines(folder / directory.ROUNDS), strategy.workspace.task.lead
-    last = [row for row in table if row["round"] == str(rounds)]
-    phases = 1 + bool(evaluations.final_phase(strategy, rounds))
-    return len(last) == phases and bool(last[-1][lead.personalized])
+    last = [r for r in directory.lines(folder / directory.ROUNDS) if r["round"] == str(rounds)]
+    ends = len(last) == 1 + bool(evaluations.final_phase(strategy, rounds))
+    untold = ends and int(last[-1]["bytes_eval"]) and not last[-1][lead.initial]  # kept by devices
+    return ends and bool(untold or last[-1][lead.personalized])
 
 
 def _before_end(folder: Path, done: int) -> Checkpoint:
-    """Return the checkpoint from which the last of the `done` rounds is repeated as an end."""
+    """Return the checkpoint from which the last of the `done` rounds are repeated as an end."""
     if checkpoint.rounds(folder)[0] == done:
         raise RunError(
             f"num-rounds = {done}: round {done} was not the end of this run, and no earlier"
             " checkpoint is left from which to repeat it; give more rounds"
         )
     found = checkpoint.load(folder, done)
-    log.info("num-rounds = %s: round %s is repeated as the end of the run", done, done)
+    first = found.progress.round + 1
+    those = f"round {done} is" if first == done else f"rounds {first} to {done} are"
+    log.info("num-rounds = %s: %s repeated as the end of the run", done, those)
     return found
 
 
@@ -166,11 +167,10 @@ def _changed(folder: Path) -> float:
 
 def offer(settings: Settings) -> None:
     """Tell the user if an unfinished run with the same settings could be resumed instead."""
-    for folder in unfinished(settings):
+    if folder := next(unfinished(settings), None):
         done = checkpoint.rounds(folder)[-1]
         told = f"{folder} with the same settings stopped after round {done}"
         log.info(f"note: {told}; --resume goes on with it")
-        return
 
 
 def alone(folder: Path) -> AbstractContextManager[None]:

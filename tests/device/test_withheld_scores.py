@@ -7,7 +7,9 @@ from safetensors.numpy import load_file
 
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
+from fedapps.engine import checkpoint
 from fedapps.method import local
+from fedapps.report import directory
 
 RUN = 'strategy="fedper" num-rounds=2 max-failures=0'
 KEPT = "keeps its scores to itself (scores=false in its node-config)"
@@ -58,6 +60,18 @@ def test_a_run_in_which_nobody_tells_scores_goes_on_without(
         assert row["accuracy_personalized"] is row["accuracy_initial"] is None
     line = "round 4: no scores: all devices that were asked keep theirs to themselves"
     assert line in capsys.readouterr().out
+
+
+def test_a_run_in_which_nobody_tells_scores_has_its_end(nodes, device_run, read_rounds):
+    """Also if it is killed before its summary, and no earlier checkpoint is left."""
+    for node in nodes:
+        node["scores"] = False
+    folder = device_run(RUN, "checkpoint-every=2")
+    assert checkpoint.rounds(folder) == [2]
+    before = read_rounds(folder)
+    (folder / "summary.json").unlink()
+    assert device_run(RUN, f'checkpoint-every=2 resume="{folder}"') == folder
+    assert directory.has_finished(folder) and read_rounds(folder) == before
 
 
 def test_others_that_fail_end_no_run_as_they_are_not_all(

@@ -544,6 +544,18 @@ def test_a_run_that_is_cut_to_its_rounds_has_their_end(options, serial_run, monk
         assert differences(longer, resumed(lost, "num-rounds=4")) == []
 
 
+def test_all_rounds_that_are_repeated_are_told(serial_run, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    options = "checkpoint-every=2 evaluate-every=0 num-rounds={}"
+    folder, shorter = (serial_run(options.format(rounds)) for rounds in (6, 4))
+    back_to(folder, 4)
+    capsys.readouterr()
+    resumed(folder, "num-rounds=4")
+    line = "num-rounds = 4: rounds 3 to 4 are repeated as the end of the run"
+    assert line in capsys.readouterr().out.splitlines()
+    assert differences(shorter, folder) == []
+
+
 def test_a_round_that_was_no_end_is_none_without_the_checkpoint_before(interrupted):
     folder = interrupted("evaluate-every=0")
     (folder / "checkpoint/round-000001.fedapps").unlink()
