@@ -25,7 +25,7 @@ from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
 from fedapps.method.update import under
 from fedapps.models.layers import Arrays
-from fedapps.report.directory import APPENDED, CHECKPOINTS
+from fedapps.report.directory import APPENDED, CHECKPOINTS, has_finished
 from fedapps.report.state import ReportState
 from fedapps.tasks import Metric
 
@@ -159,10 +159,13 @@ def load(run: Path, before: float = math.inf) -> Checkpoint:
         return checkpoint
     if problems:
         raise RunError(f'resume = "{run}": no checkpoint can be used ({"; ".join(problems)})')
-    raise RunError(
-        f'resume = "{run}": there is no checkpoint of a finished round from which it could go on;'
-        " begin it anew: delete it, or use another run-name"
+    why = (
+        "there is no checkpoint of a finished round from which it could go on; begin it anew:"
+        " delete it, or use another run-name"
     )
+    if has_finished(run):
+        why = "it has finished, and has no checkpoint (as with checkpoint-every=0); begin a new run"
+    raise RunError(f'resume = "{run}": {why}')
 
 
 def roll_back(run: Path, round_: int) -> None:

@@ -638,7 +638,7 @@ def test_a_run_that_goes_on_has_checkpoints_and_keeps_them(serial_run, read_csv)
     """Or whoever reads the run would take the last old one for the run's end."""
     folder = serial_run("checkpoint-every=0")
     assert not (folder / "checkpoint").exists()
-    with pytest.raises(RunError, match="no checkpoint of a finished round"):
+    with pytest.raises(RunError, match=r"it has finished, and has no checkpoint .* new run$"):
         resumed(folder, "num-rounds=3")
     folder = serial_run("num-rounds=2")
     with pytest.raises(RunError, match="checkpoint-every = 0: a resumed run must"):
