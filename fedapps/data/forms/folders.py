@@ -29,6 +29,7 @@ from fedapps.data.forms.form import (
     Form,
     Found,
     by_part,
+    check_places,
     class_numbers,
     kind_of,
 )
@@ -89,11 +90,7 @@ def files_in(folder: Path, are_clients: bool) -> tuple[list[File], list[str]]:
     are_clients |= ".npz files" in by_kind  # which hold their targets
     are_clients |= all(place.parent.name in PARTS for place in places)  # by train alone, not by bus
     files = [_file(*pair, are_clients) for pair in zip(found, places, strict=True)]
-    for what in ("label", "part", "group"):
-        lost = [file for file in files if not getattr(file, what)]
-        if lost and len(lost) < len(files):
-            words = {"label": "class", "part": "train or test", "group": "client"}
-            raise RunError(f"{lost[0].path}: its place does not say which {words[what]}")
+    check_places(files)
     beside = any(path.parent == folder for path in found)  # otherwise, files there are no samples
     others = [path for path in everything if kind_of(path) not in kinds and path.is_file()]
     others = [path for path in others if beside or path.parent != folder]

@@ -145,6 +145,14 @@ class Found:
         )
 
 
+def check_places(files: Sequence[File]) -> None:
+    """Refuse files of which only some say their class, part or client; raises `RunError`."""
+    for what, word in (("label", "class"), ("part", "train or test"), ("group", "client")):
+        lost = [file for file in files if not getattr(file, what)]
+        if lost and len(lost) < len(files):
+            raise RunError(f"{lost[0].path}: its place does not say which {word}")
+
+
 def by_part(parts: np.ndarray, groups: np.ndarray, **values: np.ndarray) -> dict[str, np.ndarray]:
     """Return arrays under the keys of an .npz; `parts` and `groups` are texts [N].
 

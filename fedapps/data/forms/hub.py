@@ -10,7 +10,7 @@ import numpy as np
 
 from fedapps.core.errors import RunError, needed, one_line
 from fedapps.core.words import shortened, some
-from fedapps.data.forms.form import File, Form, Found, by_part
+from fedapps.data.forms.form import File, Form, Found, by_part, check_places
 from fedapps.data.pictures import grayed, pixels, readable, stacked
 
 PARTITION = "partition_"  # what `flwr-datasets create` calls the folder of a client
@@ -45,6 +45,7 @@ def read(folder: Path, form: Form) -> Found:
             if name and name not in SPLITS:
                 raise RunError(f"{path}: split {name}; must be one of {', '.join(SPLITS)}")
             found.append((rows, File(path / name, SPLITS.get(name, ""), group)))
+    check_places([file for _, file in found])
     return _found(found, form)
 
 

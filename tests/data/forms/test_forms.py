@@ -1076,6 +1076,17 @@ class TestDatasets:
         with pytest.raises(RunError, match=line):
             load(str(tmp_path / "d"), "", Form("y", "who", "a"))
 
+    @pytest.mark.parametrize("cells", [[0.5, 1.5], [[0.5, 1.0]] * 2])
+    def test_a_client_without_parts_beside_one_with_parts_is_refused(self, cells, tmp_path):
+        """It would be in no part, so the run would not have it at all."""
+        from datasets import Dataset, DatasetDict
+
+        rows = Dataset.from_dict({"x": cells, "y": [0, 1]})
+        DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "partition_0")
+        rows.save_to_disk(tmp_path / "partition_1")
+        with pytest.raises(RunError, match="partition_1: its place does not say which train or"):
+            load(str(tmp_path), "", Form("y"))
+
     @pytest.mark.parametrize("cells", [[0.5, 1.5, 2.5], [[0.5, 1.0]] * 3])
     def test_the_classes_of_all_parts_have_the_same_numbers(self, cells, tmp_path):
         """Each part that is encoded by itself numbers its own classes from 0."""
