@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import islice, pairwise
@@ -224,15 +224,15 @@ def _frame(path: Path, texts: Names, named: Names, kept: Kept, whole: Names) -> 
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
     if not len(frame):
         raise RunError(f"{path}: has no rows")
-    return as_compared(frame, path)
+    return frame.set_axis(as_compared(frame.columns, path), axis=1)
 
 
-def as_compared(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return a table with names of columns as they are compared; raises `RunError` for twins."""
-    names = frame.columns.map(lambda name: composed(str(name).strip()))
+def as_compared(columns: Iterable[Any], path: Path) -> pd.Index:
+    """Return names of columns as they are compared; raises `RunError` for twins."""
+    names = pd.Index(columns).map(lambda name: composed(str(name).strip()))
     if names.has_duplicates:
         raise RunError(f"{path}: column {names[names.duplicated()][0]} is there twice")
-    return frame.set_axis(names, axis=1)
+    return names
 
 
 def _csv(path: Path, texts: Names, kept: Kept, whole: Names) -> pd.DataFrame:
@@ -245,7 +245,7 @@ def _csv(path: Path, texts: Names, kept: Kept, whole: Names) -> pd.DataFrame:
             rule = "put a line of names of columns above it, or, if these are the names, begin them"
             told = f"line 1 has numbers, {some(found)}; {rule} with a letter: x{found[0]}"
             raise RunError(f"{path}: {told}")
-    as_compared(pd.DataFrame(columns=[cell or np.nan for cell in first]), path)  # refuses twins
+    as_compared([cell or np.nan for cell in first], path)  # refuses twins
     if len(names) == 1 and set(";\t") & set(names[0]):
         raise RunError(f"{path}: has no comma in line 1; separate columns by commas")
     if len(below) > len(first):

@@ -33,6 +33,9 @@ def read(folder: Path, form: Form) -> Found:
     """
     with needed(str(folder), "'fedapps[hf]'"):
         from datasets import DatasetDict, load_from_disk
+
+    from fedapps.data.forms import frames  # loads pandas
+
     found: list[tuple[Any, File]] = []
     for path in _partitions(folder) or [folder]:
         group = path.name.removeprefix(PARTITION) if path != folder else ""
@@ -44,7 +47,11 @@ def read(folder: Path, form: Form) -> Found:
         for name, rows in parts:
             if name and name not in SPLITS:
                 raise RunError(f"{path}: split {name}; must be one of {', '.join(SPLITS)}")
-            found.append((rows, File(path / name, SPLITS.get(name, ""), group)))
+            file = File(path / name, SPLITS.get(name, ""), group)
+            names = zip(
+                rows.column_names, frames.as_compared(rows.column_names, file.path), strict=True
+            )
+            found.append((rows.rename_columns({old: new for old, new in names if new}), file))
     check_places([file for _, file in found])
     return _found(found, form)
 
@@ -101,10 +108,7 @@ def _table(parts: list[tuple[Any, File]], names: tuple[str, ...], form: Form) ->
     """Read columns without arrays as a table; `names` are those of a target of class labels."""
     from fedapps.data.forms import frames, tables  # load pandas
 
-    made = [
-        frames.as_compared(frames.whole_with_gaps(rows.to_pandas(), rows.data.schema), file.path)
-        for rows, file in parts
-    ]
+    made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
     if names:
         target = form.target_column or _labels(parts[0][0].features)[0]
         form = replace(form, target_column=target, names=tuple(map(str, range(len(names)))))
@@ -150,8 +154,9 @@ def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
 
 def _named(form: Form) -> list[str]:
     """Return the columns that the run names as inputs; none if it leaves that to the data."""
-    rule = form.columns.split(",") if form.columns else []
-    return [name.partition("=")[0].strip() for name in rule]
+    from fedapps.data.forms.columns import parsed  # loads pandas
+
+    return [column.name for column in parsed(form.columns)] if form.columns else []
 
 
 def _input(kinds: dict[str, Any], form: Form, path: Path) -> str:

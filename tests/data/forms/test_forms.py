@@ -1117,6 +1117,35 @@ class TestDatasets:
         assert data.target_values.tolist() == [0, 1, 2, 2, 1, 1]
         assert data.names == ("cat", "dog", "horse")
 
+    @pytest.mark.parametrize("name", [" kind", "kind\t", "gr\u00f6\u00dfe", "gro\u0308\u00dfe "])
+    @pytest.mark.parametrize("cells", [[0.5, 1.5, 2.5], [[0.5, 1.0]] * 3])
+    def test_blanks_and_accents_in_the_name_of_a_column_do_not_count(self, name, cells, tmp_path):
+        """`datasets` keeps the blank of a .csv whose first line is `x, kind`."""
+        from datasets import ClassLabel, Dataset
+
+        plain, parts = (
+            unicodedata.normalize("NFC", name.strip()),
+            (["u", "v", "w"], ["w", "v", "v"]),
+        )
+        decomposed = unicodedata.normalize("NFD", plain)
+        for part, kinds in enumerate(parts):
+            rows = Dataset.from_dict({name: kinds, f"{decomposed} 2": cells})
+            own, place = rows.class_encode_column(name), f"partition_{part}"
+            own.save_to_disk(tmp_path / "each" / place)
+            alike = rows.cast_column(name, ClassLabel(names=["u", "v", "w"]))
+            alike.save_to_disk(tmp_path / "alike" / place)
+        for columns in ("", f"{plain} 2", f"{decomposed} 2"):
+            form = Form(plain, columns=columns)
+            with pytest.raises(RunError, match=f"partition_1: column {plain} is ClassLabel"):
+                load(str(tmp_path / "each"), "", form)
+            data = load(str(tmp_path / "alike"), "", form)
+            assert data.names == ("u", "v", "w")
+            same(data, np.reshape(cells * 2, (6, -1)), [0, 1, 2, 2, 1, 1])
+        twins = Dataset.from_dict({plain: cells, f"{plain} ": [0, 1, 2]})
+        twins.save_to_disk(tmp_path / "twins")
+        with pytest.raises(RunError, match=f"twins: column {plain} is there twice"):
+            load(str(tmp_path / "twins"), "", Form())
+
     @pytest.mark.parametrize("target", ["", "b", "a,b", "x,b", "whom"])
     def test_the_targets_of_a_table_are_those_of_a_csv(self, target, tmp_path):
         from datasets import Dataset
