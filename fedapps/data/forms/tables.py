@@ -1,5 +1,6 @@
 """Tables: a row of a .csv or .parquet is a sample, or with `window` one step of a series."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -53,7 +54,7 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     rule = columns.parsed(form.columns) if form.columns and form.targets else []
     whole = [c.name for c in rule] + form.targets * bool(rule)
     frames = frames_of(paths, texts, named, kept, whole)
-    if not _has_names(form):
+    if _named_by_numbers(form):
         return frames
     targets = {*_target_columns(frames[0], files, form)}
     return frames_of(paths, texts | targets, named, _kept(form, targets), whole)
@@ -62,6 +63,18 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
 def _has_names(form: Form) -> bool:
     """Tell whether the classes of the run have names other than their numbers."""
     return form.names != tuple(map(str, range(len(form.names))))
+
+
+def _named_by_numbers(form: Form) -> bool:
+    """Tell whether whole numbers, as Python writes them, are the names of all classes."""
+    return all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in form.names)
+
+
+def _names(values: pd.Series, form: Form) -> pd.Series:
+    """Return numbers as names of classes: -1.0 is -1 if the run has such names."""
+    if _named_by_numbers(form) and pd.api.types.is_float_dtype(values):
+        values = (values + 0).astype("string").str.removesuffix(".0")  # of 0 and -0.0 alike
+    return values.astype("string")
 
 
 def _kept(form: Form, targets: Iterable[str]) -> Kept:
@@ -81,7 +94,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     if _has_names(form):
         plain = [[n for n in {*targets} & {*each} if not holds_texts(each[n])] for each in frames]
         pairs = zip(frames, plain, strict=True)
-        frames = [each.astype(dict.fromkeys(names, "string")) for each, names in pairs]
+        frames = [each.assign(**{n: _names(each[n], form) for n in names}) for each, names in pairs]
     rows = Rows.of(frames, files, _kept(form, targets))
     if form.client_column in targets:
         raise RunError(

@@ -158,18 +158,33 @@ class TestTargets:
         ([-1, 1, 1, -1], Form("y", labels=True), ("-1", "1")),
         ([-1.0, 1.0, 1.0, -1.0], Form("y", labels=True), ("-1", "1")),
         ([-1, 1, 0, -1], Form("y", labels=True), ("-1", "0", "1")),
+        ([-1, None, 1, -1], Form("y", labels=True, missing="drop"), ("-1", "1")),
+        ([-1.0, -0.0, 0.0, -1.0], Form("y", labels=True), ("-1", "0")),
+        ([-1.0, None, 1.0, 3.0], Form("y", labels=True, missing="drop"), ("-1", "1", "3")),
     ])  # fmt: skip
     def test_negative_numbers_are_names_of_classes(self, cells, form, names, kind, tmp_path):
         """A device that the run tells these names reads the same table."""
         path = save(pd.DataFrame({"x": range(4), "y": cells}), tmp_path, kind)
-        data = load(path, "", form)
+        data, there = load(path, "", form), [cell for cell in cells if cell is not None]
         assert data.names == names
-        assert values(data)[1] == [names.index(str(int(cell))) for cell in cells]
-        if isinstance(cells[0], int):
-            own = replace(form, columns="x", names=names)
-            mine = of_device(Path(path), Spec((1,), FLOAT), label_spec(len(names)), own)
-            assert values(mine) == values(data)
-        assert load(path, "", Form("y", numbers=True)).target_values.tolist() == cells
+        assert values(data)[1] == [names.index(str(int(cell))) for cell in there]
+        own = replace(form, columns="x", names=names)
+        mine = of_device(Path(path), Spec((1,), FLOAT), label_spec(len(names)), own)
+        assert values(mine) == values(data)
+        numbers = load(path, "", Form("y", numbers=True, missing=form.missing))
+        assert numbers.target_values.tolist() == there
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "datasets"])
+    @pytest.mark.parametrize(("cells", "line"), [
+        ([-1.0, 0.5], "class 0.5; the run has -1, 1"), ([-1.0, 2.0], "class 2; the run has -1, 1"),
+        ([True, False], "class True; the run has -1, 1"),
+        ([-1.0, 1e300], "class 1e+300; the run has -1, 1"),
+    ])  # fmt: skip
+    def test_other_numbers_are_no_classes_that_numbers_name(self, cells, line, kind, tmp_path):
+        path = save(pd.DataFrame({"x": [1, 2], "y": cells}), tmp_path, kind)
+        form = Form("y", columns="x", names=("-1", "1"))
+        with pytest.raises(MisfitError, match=re.escape(line)):
+            of_device(Path(path), Spec((1,), FLOAT), label_spec(2), form)
 
     def test_negative_numbers_that_can_be_a_count_are_not(self, tmp_path):
         line = r'holds label -3; must be 0\.\.65535; .* task="regression".*="classification"'
