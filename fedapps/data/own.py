@@ -79,14 +79,19 @@ def _misfit(path: Path, text: str) -> MisfitError:
     return MisfitError(f"{path}: {text}", text)
 
 
-def clients_in(path: Path, column: str) -> int:
-    """Return how many clients a `column` of a table tells apart; 0 if there is none."""
+def clients_in(path: Path, column: str, columns: str) -> int:
+    """Return how many clients a `column` of a table tells apart; 0 if there is none.
+
+    The table has the `columns` of the model, too, and has been read before.
+    """
     if not column or kind_of(path) not in TABLES:
         return 0
     with needed(str(path)):
-        from fedapps.data.forms.frames import frames_of, stripped  # loads pandas
+        from fedapps.data.forms import columns as rule  # loads pandas
+        from fedapps.data.forms.frames import frames_of, stripped
 
-    (frame,) = frames_of([path], [column], [column], {})
+    whole = [known.name for known in rule.parsed(columns)]
+    (frame,) = frames_of([path], [column], [column], {}, whole)
     return len({*stripped(frame[column].dropna())}) if column in frame else 0
 
 

@@ -58,7 +58,7 @@ def adopt(
     torch.set_num_threads(settings.threads)
     space = Workspace(settings, RunData(settings, _data(own, about, settings), new))
     told = [*space.dataset.told]
-    if (several := data.clients_in(own, settings.client_column)) > 1:
+    if (several := data.clients_in(own, settings.client_column, about.columns)) > 1:
         told.append(
             f"{own}: holds {several} values of {settings.client_column} (client-column), and all"
             " rows are taken as those of one client"

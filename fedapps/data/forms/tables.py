@@ -51,7 +51,8 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     paths, named = [file.path for file in files], (form.client_column, *form.targets)
     kept = _kept(form, form.targets)
     texts = {form.client_column, *_kept(form, ())}
-    rule = columns.parsed(form.columns) if form.columns and form.targets else []
+    targets_known = form.targets or form.goes_on or any(file.label for file in files)
+    rule = columns.parsed(form.columns) if form.columns and targets_known else []
     whole = [c.name for c in rule] + form.targets * bool(rule)
     frames = frames_of(paths, texts, named, kept, whole)
     if _named_by_numbers(form):

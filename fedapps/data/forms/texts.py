@@ -40,8 +40,8 @@ def read(rows: Rows, chosen: Sequence[Column], form: Form) -> tuple[np.ndarray, 
 def unlabelled(file: File, rule: str, length: int) -> np.ndarray:
     """Read the column of texts that `rule` names, without targets: uint8 [N, length]."""
     (column,) = parsed(rule)
-    kept = {column.name: MISSING[1:]}
-    rows = Rows.of(frames_of([file.path], [column.name], [column.name], kept), [file], kept)
+    names, kept = [column.name], {column.name: MISSING[1:]}
+    rows = Rows.of(frames_of([file.path], names, names, kept, names), [file], kept)
     rows.demand(column.name, "columns", "fill it, or leave the row out")
     return filled(_bytes(rows, column.name), length)
 

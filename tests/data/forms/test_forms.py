@@ -91,7 +91,7 @@ def test_blanks_around_the_name_of_a_client_do_not_count(suffix, frame, tmp_path
     same(load(str(path), "", form), INPUTS[:, 1:], np.float32(AGE), WHO)
     windows = load(str(path), "", replace(form, window=20))
     assert sorted(windows.groups) == ["anna", "ben", "carl"]
-    assert clients_in(path, "who") == 3
+    assert clients_in(path, "who", "sex=f|m") == 3
     frame.sort_values("who", key=lambda who: who.str.strip()).to_csv(tmp_path / "x.csv")
     asked = unlabelled(tmp_path / "x.csv", Spec((20, 2)), "sex=f|m", client_column="who")
     assert asked.arrays[0].shape == (3, 20, 2)

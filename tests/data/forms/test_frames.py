@@ -12,9 +12,9 @@ from sklearn.datasets import load_iris
 
 from fedapps.core import config
 from fedapps.core.errors import MisfitError, RunError
-from fedapps.data import Form, load, notes, of_device, unlabelled
+from fedapps.data import Form, clients_in, load, notes, of_device, unlabelled
 from fedapps.data.forms.frames import frames_of
-from fedapps.data.spec import FLOAT, Spec, label_spec
+from fedapps.data.spec import FLOAT, WHOLE, Spec, label_spec
 from tests.support.marks import extra
 
 
@@ -478,6 +478,24 @@ class TestFirstLine:
         own = load(save(frame, tmp_path, "csv"), "", Form("3", columns="0,1,2"))
         np.testing.assert_array_equal(values(own)[0], rows.astype(np.float32))
         assert values(own)[1] == [7, 7]
+
+    def test_so_are_those_of_texts_of_recordings_and_of_clients(self, tmp_path):
+        """In tables that have no target, or whose folder is it, or that are read once more."""
+        (tmp_path / "t.csv").write_text("0\ngood\n12\n")
+        texts = [[*b"good"], [*b"12\0\0"]]
+        for copy in (False, True):
+            rows = unlabelled(tmp_path / "t.csv", Spec((4,), WHOLE, 256), "0", copy=copy)
+            assert rows.read(np.arange(2)).tolist() == texts
+        own = load(str(tmp_path / "t.csv"), "", Form(columns="0", text_length=2, next_token=True))
+        assert values(own) == ([texts[0][:2]], [texts[0][1:3]])
+        for name in ("run", "walk"):
+            (tmp_path / "f" / name).mkdir(parents=True)
+            (tmp_path / "f" / name / "1.csv").write_text("0,1,2\n3,5,4\n6,8,7\n")
+        own = load(str(tmp_path / "f"), "", Form(columns="0,2", window=2))
+        assert values(own) == ([[[3, 4], [6, 7]]] * 2, [0, 1])
+        path = tmp_path / "f" / "run" / "1.csv"
+        assert clients_in(path, "1", "0,2") == 2
+        assert clients_in(path, "who", "0=3|6,2") == 0
 
     @pytest.mark.parametrize("text", ["0.1,0.2,0.3\n0,1,2\n", "0,1,1.5\n0,1,2\n", "1,2,3\n0,1,2\n"])
     def test_a_line_without_all_of_them_is_none(self, text, tmp_path):
