@@ -6,10 +6,10 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import MisfitError, RunError
 from fedapps.core.files import parsing
 from fedapps.core.words import composed
 from fedapps.data.precision import as_float32
@@ -32,6 +32,7 @@ MEMBERS = (*KINDS, *(f"{part}_{kind}" for part in ("train", "val", "test") for k
 BLOCK = 2**23  # bytes that are read at once to pass over all rows
 LOOKED_AT = 2**22  # bytes that are read of an array to judge its values, from its beginning
 MOST_VALUES = 2**48  # the largest size of an axis
+_changed = partial(MisfitError, told="its data have changed, or cannot be read")
 
 # The errors that zipfile and numpy raise for a broken file.
 _UNREADABLE = (
@@ -41,19 +42,18 @@ _UNREADABLE = (
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, error_of: Callable[[str], RunError] = RunError) -> Iterator[None]:
     """Turn every error that a broken file causes in the libraries into a `RunError` of one line."""
     try:
         yield
     except FileNotFoundError as error:
-        raise RunError(f"{path}: no such file") from error
+        raise error_of(f"{path}: no such file") from error
     except _UNREADABLE as error:
-        if strerror := getattr(error, "strerror", None):  # what is in the file may be right
-            raise RunError(f"{path}: cannot be read ({strerror})") from error
         reason = str(error) or type(error).__name__
-        raise RunError(
-            f"{path}: cannot be read as .npz ({reason}); write it with numpy.savez, no pickles"
-        ) from error
+        about = f"as .npz ({reason}); write it with numpy.savez, no pickles"
+        if strerror := getattr(error, "strerror", None):  # what is in the file may be right
+            about = f"({strerror})"
+        raise error_of(f"{path}: cannot be read {about}") from error
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Array:
 
     @contextmanager
     def opened(self) -> Iterator[BufferedReader]:
-        """Open the file; raises `RunError` if it is no longer the one that was described."""
-        with reading(self.path), self.path.open("rb") as file:
+        """Open the file; raises `MisfitError` if it is no longer the one that was described."""
+        with reading(self.path, _changed), self.path.open("rb") as file:
             if _stamp(file) != self.stamp:
-                raise RunError(f"{self.path}: has changed since the run opened it")
+                raise _changed(f"{self.path}: has changed since the run opened it")
             yield file
 
     def first(self, nbytes: int) -> np.ndarray:
@@ -198,13 +198,13 @@ def _read_header(stream: IO[bytes], key: str) -> tuple[tuple[int, ...], bool, np
     return shape, fortran, dtype
 
 
-def not_finite(array: Array, row: int, values: np.ndarray, cure: str = "") -> RunError:
+def not_finite(array: Array, row: int, values: np.ndarray, cure: str = "") -> MisfitError:
     """Return the error of a row whose `values`, as they are stored, are not all finite float32."""
     where = f"{array.path}: {array.key}[{row}]"
     finite = values[np.isfinite(values)].astype(np.float64)
     if (large := finite[np.abs(finite) > LARGEST]).size:
-        return RunError(f"{where} holds {large[0]:g}; must be {RANGE}")
-    return RunError(f"{where} holds NaN or infinity; must be finite{cure}")
+        return MisfitError(f"{where} holds {large[0]:g}; must be {RANGE}")
+    return MisfitError(f"{where} holds NaN or infinity; must be finite{cure}")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedapps import data
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, told_to_server
 from fedapps.data import NAMES, load
 from fedapps.data.sources import SOURCES
 
@@ -302,11 +302,13 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path, save, how):
         other.replace(path) if how == "is replaced" else path.write_bytes(other.read_bytes())
         os.utime(path, ns=(opened, opened + 1))  # a clock's next step may be later
     for _ in range(2):
-        with pytest.raises(RunError, match=r"own\.npz: has changed since the run opened it"):
+        with pytest.raises(RunError, match=r"own\.npz: has changed since the run") as first:
             own.tensors(np.arange(12))
     path.unlink()
-    with pytest.raises(RunError, match="no such file"):
+    with pytest.raises(RunError, match="no such file") as last:
         own.tensors(np.arange(12))
+    for error in (first.value, last.value):  # a device does not say where its data are
+        assert told_to_server(error) == "its data have changed, or cannot be read"
 
 
 # named sets ---------------------------------------------------------------------------------------
