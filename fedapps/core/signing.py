@@ -10,6 +10,7 @@ Beside `model.safetensors` are `model.manifest.json` and, if the model is signed
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,7 +125,7 @@ def sign(path: Path, key: Path) -> None:
 
 def _let_all_read(path: Path) -> None:
     """Let the model's owner read what another user has written beside it, whatever its umask."""
-    with writing(path):
+    with suppress(OSError):  # of a disk whose files all have the same rights
         path.chmod(0o644)
 
 

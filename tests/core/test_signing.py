@@ -1,5 +1,6 @@
 """Signed models, checked independently: with `cryptography` itself, and with OpenSSL."""
 
+import errno
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -112,6 +114,17 @@ def test_the_owner_of_a_model_may_read_what_vouches_for_it(key, model, umasked):
     signing.sign(model, key)
     for kind in ("json", "sig"):
         assert stat.S_IMODE(model.with_suffix(f".manifest.{kind}").stat().st_mode) == 0o644
+
+
+def test_a_disk_without_permissions_ends_no_night(key, model, tmp_path, monkeypatch):
+    """It has rights of its own (exFAT, FUSE), and refuses to change them after all rounds."""
+
+    def refused(path, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    signing.sign(model, key)
+    signing.check(signing.read(model), tmp_path / "model.pub", "it")
 
 
 def test_what_cannot_be_read_of_a_signed_model_is_named(key, model):
