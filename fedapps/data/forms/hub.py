@@ -1,8 +1,9 @@
 """Folders that the package `datasets` has saved, and those of `flwr-datasets create`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedapps.data.pictures import grayed, pixels, readable, stacked
 
 PARTITION = "partition_"  # what `flwr-datasets create` calls the folder of a client
 SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+_SIZE = r"(?<=int|oat)\d+"  # of numbers in arrays of targets, which are joined
 SAVED = ("dataset_dict.json", "dataset_info.json")
 
 
@@ -75,7 +77,8 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     names = tuple(getattr(features[targets[0]], "names", ())) if one else ()
     chosen = [column] if column else _named(form) or inputs
     last = [] if form.goes_on else inputs[-1:]
-    _check_alike(parts, [*(targets or last), form.client_column, *chosen], bool(column))
+    arrays = {column: "", targets[0]: _SIZE} if column else {}
+    _check_alike(parts, [*(targets or last), form.client_column, *chosen], arrays)
     if not column:
         return _table(parts, names, form)
     files, target = [file for _, file in parts], targets[0]
@@ -116,24 +119,29 @@ def _table(parts: list[tuple[Any, File]], names: tuple[str, ...], form: Form) ->
     return replace(found, names=names or found.names, named=bool(names))
 
 
-def _check_alike(parts: list[tuple[Any, File]], names: list[str], arrays: bool) -> None:
+def _check_alike(parts: list[tuple[Any, File]], names: list[str], arrays: dict[str, str]) -> None:
     """Refuse parts whose columns are not of the same kind: each can number classes by itself.
 
-    Of those of a table, without `arrays`, only the names of classes have to be the same.
+    The names of classes have to be the same, and the kinds of `arrays`, which says by column what
+    does not count in the name of a kind (a pattern).
     """
     (first, file), *others = parts
-    for rows, other in others:
-        for name in names:
-            one, two = first.features.get(name), rows.features.get(name)
-            if (one is None) != (two is None):
-                lacks, has = (file, other) if one is None else (other, file)
-                raise RunError(f"{lacks.path}: no column {name}; {has.path.name} has it")
-            if one != two if arrays else getattr(one, "names", 0) != getattr(two, "names", 0):
-                told = f"{shortened(str(two), 100)}; in {file.path.name} it is"
-                rule = "encode or cast the column before the data are divided"
-                raise RunError(
-                    f"{other.path}: column {name} is {told} {shortened(str(one), 100)}; {rule}"
-                )
+    for (rows, other), name in product(others, names):
+        one, two = first.features.get(name), rows.features.get(name)
+        if (one is None) != (two is None):
+            lacks, has = (file, other) if one is None else (other, file)
+            raise RunError(f"{lacks.path}: no column {name}; {has.path.name} has it")
+        classes: list[Any] = [getattr(kind, "names", 0) for kind in (one, two)]
+        kinds = {re.sub(arrays[name], "", str(kind)) for kind in (one, two) if name in arrays}
+        if classes[0] == classes[1] and len(kinds) < 2:
+            continue
+        what, told = "", (shortened(str(one), 100), shortened(str(two), 100))
+        if all(classes):
+            pairs = enumerate(zip_longest(*classes, fillvalue="not there"))
+            what, told = next((f": class {n}", pair) for n, pair in pairs if pair[0] != pair[1])
+        rule = "encode or cast the column before the data are divided"
+        has = f"{told[1]}; in {file.path.name} it is {told[0]}"
+        raise RunError(f"{other.path}: column {name}{what} is {has}; {rule}")
 
 
 def _clients(parts: list[tuple[Any, File]], form: Form) -> np.ndarray:
