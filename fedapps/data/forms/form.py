@@ -176,7 +176,7 @@ def class_numbers(
     """
     texts, known = [*map(composed, labels.tolist())], tuple(map(composed, known))
     found = sorted(set(texts))
-    if all(name.isdecimal() for name in found):
+    if all(name.removeprefix("-").isdecimal() for name in found):
         found.sort(key=int)
     names = known or tuple(found)
     number_of = {name: number for number, name in enumerate(names)}

@@ -186,6 +186,18 @@ class TestTargets:
         with pytest.raises(MisfitError, match=re.escape(line)):
             of_device(Path(path), Spec((1,), FLOAT), label_spec(2), form)
 
+    def test_names_that_are_numbers_are_sorted_as_numbers(self, tmp_path):
+        cells, table = [10, -2, 1, -10, 2, 0], Form("y", labels=True)
+        read(tmp_path, table, t="x,y\n" + "".join(f"1,{cell}\n" for cell in cells))
+        for cell in cells:
+            (tmp_path / "f" / str(cell)).mkdir(parents=True)
+            (tmp_path / "f" / str(cell) / "1.csv").write_text(f"x\n{cell}\n{cell}\n")
+        for name, form in (("t.csv", table), ("f", Form(window=2))):
+            data = load(str(tmp_path / name), "", form)
+            assert data.names == ("-10", "-2", "0", "1", "2", "10")
+        first, targets = data.rows.read(np.arange(6))[:, 0, 0], data.target_values
+        assert [int(data.names[target]) for target in targets] == first.tolist()
+
     def test_negative_numbers_that_can_be_a_count_are_not(self, tmp_path):
         line = r'holds label -3; must be 0\.\.65535; .* task="regression".*="classification"'
         with pytest.raises(RunError, match=line):
