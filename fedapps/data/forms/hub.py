@@ -67,7 +67,9 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     from datasets import Image
 
     features, path = parts[0][0].features, parts[0][1].path
-    targets = [] if form.goes_on else form.targets_in(features) or _labels(features)
+    encoded = [name for name in features if getattr(features[name], "names", None)]
+    found = form.targets_in(features) or [name for name in encoded if name != form.client_column]
+    targets = [] if form.goes_on else found
     inputs = [name for name in features if name not in (*targets, form.client_column)]
     column = "" if form.goes_on else _input({name: features[name] for name in inputs}, form, path)
     one = len(targets) == 1 and targets[0] in features
@@ -80,7 +82,7 @@ def _found(parts: list[tuple[Any, File]], form: Form) -> Found:
     arrays = {column: "", targets[0]: _SIZE} if column else {}
     _check_alike(parts, [*(targets or last), form.client_column, *chosen], arrays)
     if not column:
-        return _table(parts, names, form)
+        return _table(parts, names, replace(form, target_column=targets[0]) if names else form)
     files, target = [file for _, file in parts], targets[0]
     sizes = [len(rows) for rows, _ in parts]
     where = [f"{file.path}: row {row}" for rows, file in parts for row in range(len(rows))]
@@ -113,8 +115,7 @@ def _table(parts: list[tuple[Any, File]], names: tuple[str, ...], form: Form) ->
 
     made = [frames.whole_with_gaps(rows.to_pandas(), rows.data.schema) for rows, _ in parts]
     if names:
-        target = form.target_column or _labels(parts[0][0].features)[0]
-        form = replace(form, target_column=target, names=tuple(map(str, range(len(names)))))
+        form = replace(form, names=tuple(map(str, range(len(names)))))
     found = tables.of_frames(made, [file for _, file in parts], form)
     return replace(found, names=names or found.names, named=bool(names))
 
@@ -194,8 +195,3 @@ def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
         return pixels(picture, mode)
     except ValueError as error:
         raise RunError(f"{where}: cannot be read as a picture ({error})") from error
-
-
-def _labels(features: Any) -> list[str]:
-    """Return the columns of class labels."""
-    return [name for name, kind in features.items() if getattr(kind, "names", None)]

@@ -1212,6 +1212,25 @@ class TestDatasets:
         assert (data.names, data.columns) == (("p", "q"), "x,a")
         same(data, [[0.5, 0], [1.5, 1]], [1, 0])
 
+    @pytest.mark.parametrize("cells", [[0.5, 1.5, 2.5], [[0.5, 1.0]] * 3])
+    @pytest.mark.parametrize("target", ["", "kind"])
+    def test_a_column_of_clients_is_no_target(self, target, cells, tmp_path):
+        """Also if it is the only one of class labels, or one of two."""
+        from datasets import Dataset
+
+        rows = {"x": cells, "who": ["b", "a", "b"], "kind": ["v", "u", "u"]}
+        both = Dataset.from_dict(rows).class_encode_column("who").class_encode_column("kind")
+        both.save_to_disk(tmp_path / "d")
+        data = load(str(tmp_path / "d"), "", Form(target, "who"))
+        same(data, np.reshape(cells, (3, -1)), [1, 0, 0], np.array([*"101"]))
+        assert data.names == ("u", "v")
+        alone = Dataset.from_dict({"x": cells, "who": rows["who"], "y": [1, 0, 0]})
+        alone.class_encode_column("who").save_to_disk(tmp_path / "alone")
+        if target or isinstance(cells[0], float):
+            data = load(str(tmp_path / "alone"), "", Form(target and "y", "who"))
+            same(data, np.reshape(cells, (3, -1)), [1, 0, 0], np.array([*"101"]))
+            assert data.names == ()
+
     @pytest.mark.parametrize("labels", [False, True])
     def test_a_row_without_a_class_is_no_class(self, labels, tmp_path):
         """It has -1, as in the test part of data of a competition."""
