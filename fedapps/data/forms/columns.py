@@ -167,10 +167,8 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
 
 def _many(texts: Sequence[str]) -> str:
     """Say what so many texts probably are, and what to do then."""
-    if _DATE.match(texts[0]):
-        return _DATES
-    if _COMMA.fullmatch(texts[0]):
-        return _cure(texts[0])
+    if cure := _otherwise(texts[0]):
+        return cure
     return _SENTENCES if _are_sentences(texts) else f"{_CLIENTS}; if it is a category, {_VALUES}"
 
 
@@ -180,15 +178,19 @@ def _are_sentences(texts: Sequence[str]) -> bool:
 
 def _cure(text: str) -> str:
     """Say what to do with a text among numbers."""
+    missing = "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
+    return _otherwise(text) or missing
+
+
+def _otherwise(text: str) -> str:
+    """Say how to write a number or date that is written in another way; "" if a text is none."""
     plain = text.replace(",", "")
     thousands = f", or {plain} if it marks thousands" * bool(_THOUSANDS.fullmatch(text))
     if _COMMA.fullmatch(text):
         return f"a decimal comma? write {text.replace(',', '.')}{thousands}"
     if thousands:
         return f"thousands? write {plain}"
-    if _DATE.match(text):
-        return _DATES
-    return "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
+    return _DATES if _DATE.match(text) else ""
 
 
 def notes(frame: pd.DataFrame, chosen: Sequence[Column], found: bool) -> list[str]:
@@ -238,12 +240,14 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
     else:
         found = numbers(values)[:, None]
         wrong, allowed = there & ~np.isfinite(found[:, 0]), "a finite number"
-        if there.any() and np.isnan(found[there]).all():  # texts that are taken for numbers
-            allowed, gaps = f"{allowed}; {_cure_of_texts(values, rows.frame, columns)}", False
     if wrong.any():
         row = int(wrong.argmax())
         text = shortened(str(values.iloc[row]), MOST_LETTERS)
         cure = "; or leave the cell empty" if gaps else f"; {_LATER}" * bool(column.texts)
+        if not column.texts and (way := _otherwise(text)):
+            cure = f"; {way}"
+        elif not column.texts and np.isnan(found[there]).all():  # texts are taken for numbers
+            cure = f"; {_cure_of_texts(values, rows.frame, columns)}"
         raise RunError(
             f'{rows.where(row)}: column {column.name} holds "{text}"; must be {allowed}{cure}'
         )
@@ -255,8 +259,6 @@ def _features(rows: Rows, column: Column, columns: Sequence[Column], gaps: bool)
 def _cure_of_texts(values: pd.Series, frame: pd.DataFrame, columns: Sequence[Column]) -> str:
     """Say what to do with a column that holds texts only, and is taken for numbers."""
     texts = [*stripped(values.dropna())]
-    if _COMMA.fullmatch(texts[0]) or _DATE.match(texts[0]):
-        return _cure(texts[0])
     if _are_sentences(texts):
         return _SENTENCES
     read = "set text-length to read them as sentences, or " * (len(columns) == 1)

@@ -20,7 +20,7 @@ from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.data import Form, clients_in, load, of_device, unlabelled
-from fedapps.data.spec import FILLS, Spec, image_spec, label_spec
+from fedapps.data.spec import FILLS, FLOAT, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 from tests.support.marks import extra
 
@@ -691,11 +691,24 @@ def test_what_cannot_be_used_is_named_in_one_line(change, form, message, frame, 
     assert "\n" not in str(error.value)
 
 
-def test_a_decimal_comma_in_all_rows_of_a_named_column_is_told(tmp_path):
-    """A rule cannot name values with commas."""
-    pd.DataFrame({"bmi": ["18,5", "25,0"], "ill": [0, 1]}).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(RunError, match=r'bmi holds "18,5"; .*; a decimal comma\? write 18\.5$'):
-        load(str(tmp_path / "t.csv"), "", Form(columns="bmi"))
+@pytest.mark.parametrize(("text", "cure"), [
+    ("18,5", "a decimal comma? write 18.5"), ("1,250,000", "thousands? write 1250000"),
+    ("2026-11-30", "dates? turn them into numbers, such as days, or leave them out"),
+])  # fmt: skip
+@pytest.mark.parametrize("before", [[], ["18"], ["18", "19"]])
+def test_a_number_or_date_that_is_written_otherwise_is_told(before, text, cure, tmp_path):
+    """Be it in all rows of a named column, or in some; a rule cannot name values with commas."""
+    cells = [*before, text, text]
+    table = pd.DataFrame({"bmi": cells, "ill": np.arange(len(cells)) % 2})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    line = f'line {2 + len(before)}: column bmi holds "{text}"; must be a finite number; {cure}'
+    for asked in (
+        lambda: load(str(tmp_path / "t.csv"), "", Form(columns="bmi")),
+        lambda: load(str(tmp_path / "t.csv"), "", Form(columns="bmi", missing="mean")),
+        lambda: unlabelled(tmp_path / "t.csv", Spec((1,), FLOAT), "bmi"),
+    ):
+        with pytest.raises(RunError, match=f"{re.escape(line)}$"):
+            asked()
 
 
 def test_all_columns_of_texts_in_a_rule_of_ones_own_are_named_at_once(tmp_path):
