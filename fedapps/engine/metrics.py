@@ -10,7 +10,7 @@ from fedapps.core import log
 from fedapps.core.errors import DIVERGED, one_line
 from fedapps.core.schema import Count
 from fedapps.engine.versions import LOADED, OTHER_DATA, SAVED
-from fedapps.method.figures import GENERAL, WITHOUT_HEAD, Figure, given
+from fedapps.method.figures import GENERAL, Figure, given
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.local import keys
 from fedapps.method.update import ClientUpdate
@@ -139,14 +139,11 @@ class MetricChecks:
         return [f.named(lead) for f in dict.fromkeys([*self.strategy.figures, *general])]
 
     def tell_missing(self, updates: Sequence[ClientUpdate]) -> None:
-        """Warn after the first evaluation of figures that the method declares, and no client gives.
-
-        None gives the score without a head if the model cannot be cut.
-        """
+        """Warn after the first evaluation of figures that are declared, and no client gives."""
         if updates and not self.evaluated:
             self.evaluated = True
             found = {name for update in updates for name in update.metrics}
-            declared = {f.key or f.name for f in self.strategy.figures if f != WITHOUT_HEAD}
+            declared = {f.key or f.name for f in self.strategy.figures if not f.sometimes}
             if missing := ", ".join(sorted(declared - found)):
                 told = "%s declares %s, but no client gives it: return it from extra_scores"
                 log.warning(told, self.strategy.settings.strategy, missing)

@@ -31,6 +31,7 @@ class Figure:
     low: float = 0.0  # the smallest value that is accepted from a client
     high: float = 1.0  # the largest one
     key: str = ""  # in a client's reply, if that is not the name
+    sometimes: bool = False  # in some runs no client can give it: that is no reason to warn
 
     def named(self, metric: Metric) -> "Figure":
         """Return the figure with the name and the bounds that it has if this metric leads."""
@@ -77,6 +78,7 @@ WITHOUT_HEAD = Figure(
     label="without head",
     of_metric=True,
     after="initial",
+    sometimes=True,  # not if the model cannot be cut
 )
 # Figures that a key of the run-config turns on for any method.
 GENERAL = {"score_last": LAST_LOCAL, "score_without_head": WITHOUT_HEAD}

@@ -79,6 +79,7 @@ LEAK = Figure(
     "leak",
     "share of other clients' test samples of classes that the client lacks which, sent through the "
     "layers of its own last training, are taken for one of its classes (`score-last`, simulation)",
+    sometimes=True,
 )
 
 

@@ -86,6 +86,11 @@ def test_a_round_that_is_over_leaves_nothing_in_memory(serial_run, tiny_npz, mon
     assert max(held) <= 1
 
 
+def test_no_warning_of_the_leak_that_only_score_last_measures(serial_run, tiny_npz, caplog):
+    serial_run(f'{tiny_npz} strategy="splitlearning" num-clients=3 num-rounds=1')
+    assert not [text for text in caplog.messages if "declares" in text]
+
+
 def test_costs_are_those_of_training_the_whole_model(serial_run, tiny_npz, read_rounds):
     """Also of a lone sample: conv4 ends on a map of one pixel, and 45 over 44 leave one.
 
