@@ -3,13 +3,15 @@
 import ast
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 from fedapps.core import registry
 from fedapps.core.config import DEVICE
+from fedapps.core.errors import RunError
 from fedapps.method.flower import BaseStrategy
 from fedapps.models import own
-from fedapps.report.about import Fingerprints
-from fedapps.training.sketch import alike
+from fedapps.report.about import Fingerprints, fingerprints_of
+from fedapps.training import sketch
 
 NAMES = {
     "data": "the samples",
@@ -58,7 +60,21 @@ def last_digits(before: Fingerprints, now: Fingerprints) -> bool:
 
 def _alike(before: Fingerprints, now: Fingerprints) -> bool:
     then, here = (found.get(SKETCH, "").rpartition(" ") for found in (before, now))
-    return then[2] == here[2] and alike(here[0], then[0])  # the code; the values
+    return then[2] == here[2] and sketch.alike(here[0], then[0])  # the code; the values
+
+
+def check(folder: Path, strategy: BaseStrategy) -> None:
+    """Raise `RunError` if the run began with other data, code or initial values.
+
+    Warns if only last digits of the initial values differ.
+    """
+    then, now = fingerprints_of(folder), fingerprints(strategy)
+    if found := told(then, now):
+        raise RunError(
+            f"{folder}: {found} since the run began; put back what was there, or start a new run"
+        )
+    if last_digits(then, now):
+        sketch.tell("those with which the run began")
 
 
 def outdated(strategy: BaseStrategy) -> list[str]:

@@ -24,9 +24,8 @@ from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
-from fedapps.report.about import FLOWER, About, command, fingerprints_of
+from fedapps.report.about import FLOWER, About, command
 from fedapps.report.report import Report
-from fedapps.training import sketch
 
 # Keys that must not change when a run is resumed: some change its last digits; in another
 # federation, or in none, it would not count what the earlier runs have spent; and its tables have
@@ -58,7 +57,7 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     if settings.num_rounds == done and not _has_end(folder, rounds.strategy):
         found = _before_end(folder, done)
     done = found.progress.round
-    check_fingerprints(folder, rounds.strategy)
+    fingerprints.check(folder, rounds.strategy)
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
     return found.progress
@@ -149,7 +148,7 @@ def unfinished(settings: Settings) -> Iterator[Path]:
     folders.sort(key=_changed, reverse=True)
     for folder in islice(filterfalse(directory.has_finished, folders), MOST_LOOKED_AT):
         try:
-            old = config.stored(folder) if checkpoint.rounds(folder) else {}
+            old = _stored(folder, flat) if checkpoint.rounds(folder) else {}
         except RunError:  # one of another user, too
             continue
         same_rounds = old.get("num-rounds") == flat["num-rounds"]
@@ -201,20 +200,6 @@ def interrupted(report: Report) -> str:
     return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
 
 
-def check_fingerprints(folder: Path, strategy: BaseStrategy) -> None:
-    """Raise `RunError` if the run began with other data, code or initial values.
-
-    Warns if only last digits of the initial values differ.
-    """
-    then, now = fingerprints_of(folder), fingerprints.fingerprints(strategy)
-    if told := fingerprints.told(then, now):
-        raise RunError(
-            f"{folder}: {told} since the run began; put back what was there, or start a new run"
-        )
-    if fingerprints.last_digits(then, now):
-        sketch.tell("those with which the run began")
-
-
 def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
     """Warn if the `done` rounds would have been different with the new number of rounds.
 
@@ -254,22 +239,27 @@ def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:
 
 def differences(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> list[str]:
     """Return the keys with different values in two run-configs, except those in `FREE`."""
-    known = config.defaults()
     free = FREE if new[BUDGET] else FREE - {BUDGET}
     return [
-        f"{key} = {literal(new[key])} (the run has {literal(before)})"
+        f"{key} = {literal(new[key])} (the run has {literal(old[key])})"
         for key in sorted(new.keys() - free)
-        if (before := old.get(key, known[key])) != new[key]
+        if old[key] != new[key]
     ]
 
 
+def _stored(folder: Path, new: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings of a run, with a new `device` if "auto" has chosen it, or will be it."""
+    old = config.defaults() | config.stored(folder)
+    if {old["device"], new["device"]} == {"auto", About.read(folder).processor}:
+        old["device"] = new["device"]
+    return old
+
+
 def _check_settings(folder: Path, flat: Mapping[str, Scalar]) -> None:
-    """Refuse other settings than those of the run; more devices, and that of "auto", are none."""
-    old = dict(config.defaults() | config.stored(folder))
+    """Refuse other settings than those of the run; more devices are none."""
+    old = _stored(folder, flat)
     if may_grow(old, flat):
         old["num-clients"] = flat["num-clients"]
-    if old["device"] == "auto" and flat["device"] == About.read(folder).processor:
-        old["device"] = flat["device"]  # what was chosen
     if different := differences(old, flat):
         by_flower = command(sys.orig_argv).startswith(FLOWER)
         cure = f", or with flwr run use --run-config {folder / 'resume.toml'}" if by_flower else ""

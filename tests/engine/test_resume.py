@@ -417,6 +417,27 @@ def test_a_run_goes_on_with_the_type_of_processor_that_it_began_with(
     assert About.read(folder).processor == "cpu"
 
 
+@pytest.mark.parametrize("wanted", [("auto", "cpu"), ("cpu", "auto"), ("auto", "auto")])
+@pytest.mark.parametrize("began", ["cpu", "cuda"])
+def test_auto_is_the_type_of_processor_that_a_run_began_with(wanted, began, tmp_path, flat_config):
+    """Whether the run is named or looked for, and whichever of both was given first."""
+    folder, (first, second) = tmp_path / "runs" / "begun", wanted
+    (folder / directory.CHECKPOINTS).mkdir(parents=True)
+    (folder / directory.CHECKPOINTS / "round-000001.fedapps").touch()
+    directory.configure(folder, flat_config(f'device="{first}"'))
+    msgspec.structs.replace(About.new(), processor=began).write(folder)
+    asked = f'device="{second}"'
+    found = [*resume.unfinished(config.read(flat_config(asked)))]
+    if began == "cpu" or first == second:
+        assert found == [folder]
+        for name in ("latest", folder):
+            assert resume.find(config.read(flat_config(asked, f'resume="{name}"'))) == folder
+    else:
+        assert found == []
+        with pytest.raises(RunError, match=f'device = "{second}" .the run has "{first}"'):
+            resume.find(config.read(flat_config(asked, f'resume="{folder}"')))
+
+
 def test_a_run_that_waits_to_go_on_is_as_it_was(interrupted, read_csv, monkeypatch):
     """Until then, its events are kept; it can wait long for devices."""
     folder, wait, stop = interrupted(), NodeRegistry.wait_for_nodes, [True]
