@@ -26,6 +26,7 @@ from fedapps.core.changes import INCIDENTAL
 from fedapps.core.errors import RunError
 from fedapps.core.files import held, in_turn, write_whole
 from fedapps.core.schema import Scalar
+from fedapps.report.about import About
 
 # Keys on which no figure of a table depends, except for the last digits on another machine.
 ELSEWHERE = (INCIDENTAL - {"presum", "threads"}) | {
@@ -239,11 +240,19 @@ class Store:
 
 
 def interrupted(flat: Config) -> Path | None:
-    """Return the directory of an interrupted run with these settings, if there is one."""
-    from fedapps.engine import resume  # takes seconds, and only runs need it
+    """Return the directory of an interrupted run with these settings, if there is one.
 
-    folders = resume.unfinished(config.read(flat))
-    return next((f for f in folders if numeric(config.stored(f)) == numeric(flat)), None)
+    Without a GPU, one that began on a GPU is none: it could not go on.
+    """
+    import torch  # takes seconds, and only runs need it
+
+    from fedapps.engine import resume
+
+    for folder in resume.unfinished(config.read(flat)):
+        can = About.read(folder).processor != "cuda" or torch.cuda.is_available()
+        if can and numeric(config.stored(folder)) == numeric(flat):
+            return folder
+    return None
 
 
 def diverged(cell: Cell, seed: int, cause: str) -> Run:

@@ -6,9 +6,11 @@ import threading
 import pandas as pd
 import pytest
 
+from fedapps import client_app
 from fedapps.compare import workers
 from fedapps.compare.workers import Worker, crew, stop
 from fedapps.core.errors import RunError
+from fedapps.report import directory
 from fedapps.serial import idle_workers
 from fedapps.training.workspace import workspace
 from tests.support.clock import until
@@ -42,23 +44,35 @@ def test_a_run_leaves_no_data_in_its_process(flat_config, tiny_npz):
     assert workspace.cache_info().currsize == 0
 
 
+def test_a_run_goes_on_on_the_cpu_on_which_it_began(serial_run, flat_config, monkeypatch):
+    """Although device=auto would now take a GPU. The clients only say whether they see one."""
+    see, own = [False], client_app.Hello
+    monkeypatch.setattr(client_app, "Hello", lambda **told: own(**told | {"cuda": see[0]}))
+    folder, see[0] = serial_run('num-rounds=1 device="auto"'), True
+    with pytest.raises(RunError, match="resume with -c device=cpu"):
+        serial_run('num-rounds=2 device="auto"', f'resume="{folder}"')
+    goes_on = flat_config('num-rounds=2 device="auto"', f'resume="{folder}"')
+    assert workers._run(goes_on, plots=False, at_once=1000) == folder
+    assert directory.has_finished(folder) and directory.row_count(folder / "rounds.csv") == 2
+
+
 def test_nothing_begins_in_a_worker_that_is_ended(tmp_path):
     """A thread between two runs would start a process that nobody ends, and the exit waits for."""
-    ended, workers = threading.Event(), []
+    ended, known = threading.Event(), []
 
     def work(worker):
-        workers.append(worker)
+        known.append(worker)
         assert ended.wait(60)
         return worker.call(tmp_path / "log.txt", os.path.realpath, tmp_path)
 
     with crew(1) as submit:
         late = submit(work)
-        until(lambda: workers or late.done())
+        until(lambda: known or late.done())
         assert not late.done()
     ended.set()
     with pytest.raises(RunError, match="stopped"):
         late.result(60)
-    assert workers[0].process is None
+    assert known[0].process is None
 
 
 @WORKERS

@@ -32,7 +32,7 @@ from experiments.run.dependent import settled, waits
 from experiments.run.estimate import Estimate, at_work
 from experiments.run.rescoring import can_be_scored_again
 from experiments.run.runner import Runner, check, groups
-from experiments.run.store import Run, Store, diverged, numeric
+from experiments.run.store import Run, Store, diverged, interrupted, numeric
 from experiments.run.tuning import chosen, trials
 from fedapps.compare import workers
 from fedapps.compare.grid import read_seeds
@@ -41,6 +41,7 @@ from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.core.files import held
 from fedapps.report import directory
+from fedapps.report.about import About
 from fedapps.report.columns import columns_of
 from fedapps.report.report import Report
 from fedapps.report.summary import versions
@@ -535,6 +536,19 @@ def test_a_row_that_was_interrupted_goes_on(table, store, tmp_path, monkeypatch)
     assert folders == ["begun"]
     whole = run_serial(job.cell.config(0) | {"runs-dir": str(tmp_path / "whole")}, plots=False)
     assert store.find(job.cell, 0).figures == collect(job.cell, 0, whole).figures
+
+
+def test_a_row_that_began_on_a_gpu_begins_anew_without_one(table, tmp_path, monkeypatch):
+    flat = table.cells("smoke")[0].config(0) | {"runs-dir": str(tmp_path)}
+    folder = tmp_path / "begun"
+    (folder / directory.CHECKPOINTS).mkdir(parents=True)
+    (folder / directory.CHECKPOINTS / "round-000001.fedapps").touch()
+    directory.configure(folder, flat)
+    for began in ("cpu", "cuda"):
+        msgspec.structs.replace(About.new(), processor=began).write(folder)
+        for here in (True, False):
+            monkeypatch.setattr("torch.cuda.is_available", lambda here=here: here)
+            assert interrupted(flat) == (folder if here or began == "cpu" else None)
 
 
 def personalizing(table, strategy="fedbabu"):
