@@ -165,6 +165,15 @@ def held(path: Path, shared: bool = False) -> Iterator[bool]:
         yield free
 
 
+def is_free(path: Path) -> bool:
+    """Tell whether this process could lock a folder or a file."""
+    try:
+        with held(path) as free:
+            return free
+    except RunError:  # the folder is another user's, or gone
+        return False
+
+
 @contextmanager
 def alone(path: Path, told: str, shared: bool = False) -> Iterator[None]:
     """Lock a folder or a file in this context; raises `RunError` with the text if it is locked.

@@ -152,7 +152,7 @@ def unfinished(settings: Settings) -> Iterator[Path]:
         except RunError:  # one of another user, too
             continue
         same_rounds = old.get("num-rounds") == flat["num-rounds"]
-        if same_rounds and not differences(old, flat) and _is_free(folder):
+        if same_rounds and not differences(old, flat) and files.is_free(folder):
             yield folder
 
 
@@ -279,11 +279,3 @@ def may_grow(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> bool:
     if new["dataset"] != DEVICE or new["dp.mode"] != "none" or drawn:
         return False
     return int(new["num-clients"]) > int(old["num-clients"])
-
-
-def _is_free(folder: Path) -> bool:
-    try:
-        with files.held(folder) as free:
-            return free
-    except RunError:  # the folder is another user's, or gone
-        return False

@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
-from fedapps.core.files import to_disk, write_whole, writing
+from fedapps.core.files import is_free, to_disk, write_whole, writing
 from fedapps.core.schema import Scalar
 from fedapps.core.words import closest, composed
 from fedapps.report.cells import Rows, csv_text, original
@@ -75,12 +75,12 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 
 
 def _taken(folder: Path) -> RunError:
-    way = f'go on with that run: resume="{folder}"'
-    if not any((folder / CHECKPOINTS).glob("round-*.fedapps")):
-        way = "delete it, as it has no checkpoint from which a run could go on"
-    return RunError(
-        f'run-name = "{folder.name}": {folder} exists; use another name or "", or {way}'
-    )
+    told = f'run-name = "{folder.name}": {folder} exists; use another name or ""'
+    if any((folder / CHECKPOINTS).glob("round-*.fedapps")):
+        told += f', or go on with that run: resume="{folder}"'
+    elif is_run(folder) and not has_finished(folder) and is_free(folder):
+        told += ", or delete it, as it has no checkpoint from which a run could go on"
+    return RunError(told)
 
 
 def _unusable(runs_dir: Path, why: str) -> RunError:

@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score
 
 from fedapps.core import config, registry
 from fedapps.core.errors import RunError
+from fedapps.core.files import held
 from fedapps.core.privacy_settings import SEEDED
 from fedapps.engine.metrics import MetricChecks
 from fedapps.method.figures import EventPlot, Figure, given
@@ -128,6 +129,22 @@ def test_existing_name_is_refused(tmp_path):
     with pytest.raises(RunError, match=r'run-name = "run": .*/run exists'):
         make_report(tmp_path)
     assert (folder / "config.toml").read_bytes() == before
+
+
+def test_only_a_broken_run_may_be_deleted_for_its_name(tmp_path):
+    """Not one that has finished without a checkpoint, nor one that another process is in."""
+    told = r"exists; use another name or \"\""
+    broken, finished = make_report(tmp_path).folder, run_to_end(tmp_path, "finished").folder
+    with pytest.raises(RunError, match=f"{told}, or delete it, as it has no checkpoint"):
+        make_report(tmp_path)
+    with held(broken), pytest.raises(RunError, match=f"{told}$"):
+        make_report(tmp_path)
+    with pytest.raises(RunError, match=f"{told}$"):
+        make_report(tmp_path, "finished")
+    (finished / directory.CHECKPOINTS).mkdir()
+    (finished / directory.CHECKPOINTS / "round-000001.fedapps").touch()
+    with pytest.raises(RunError, match=f'{told}, or go on with that run: resume="{finished}"$'):
+        make_report(tmp_path, "finished")
 
 
 # Rounds, evaluations, events
