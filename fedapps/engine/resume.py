@@ -186,7 +186,8 @@ def interrupted(report: Report) -> str:
     settings, done = report.settings, report.last_round
     total = settings.num_rounds
     if report.pending:
-        return f"interrupted before round {done + 1} of {total}: {report.folder} is as it was"
+        when = f"before round {done + 1} of {total}" if done < total else "with nothing left to do"
+        return f"interrupted {when}: {report.folder} is as it was"
     if checkpoint.rounds(report.folder):
         devices, least = settings.dataset == DEVICE, settings.min_available
         nodes = f" --num-supernodes {least}" if least > 1 and not devices else ""

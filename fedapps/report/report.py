@@ -20,7 +20,7 @@ from fedapps.data.spec import Pooled
 from fedapps.report import directory
 from fedapps.report.about import About
 from fedapps.report.attempts import attempt, cause, said
-from fedapps.report.cells import Rows, csv_text
+from fedapps.report.cells import csv_text
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
 from fedapps.report.page import LivePage
@@ -66,7 +66,7 @@ class Report:
         self._heads = dict(zip(directory.APPENDED, heads, strict=True))
         self._loggers, self._page = Loggers(self._logger_failed), LivePage(self.folder)
         self._live: Mapping[str, np.ndarray] = {}
-        self._early: list[list[object]] = []  # events before `begin`
+        self._events: list[list[object]] = []  # that are not in events.csv yet
 
     @classmethod
     def create(
@@ -135,11 +135,11 @@ class Report:
             return
         flat_config, state = self.pending
         self._loggers.begin(self.settings.logger_names, self.folder, flat_config, state.round)
-        directory.configure(self.folder, flat_config)  # from here on it has not finished any more
+        self.pending = None  # from here on it has not finished any more: `closing` completes it
+        directory.configure(self.folder, flat_config)
         state.restore(self.folder, state.round < self.settings.num_rounds)
         self.about.write(self.folder)
-        self.pending = None
-        self._append("events.csv", self._early)
+        self._tell_events()
 
     @property
     def seconds(self) -> float:
@@ -166,12 +166,11 @@ class Report:
 
     def round(self, row: RoundRow) -> None:
         """Add a finished round to rounds.csv and print its progress line."""
-        values = row.flat()
         follows = row.round == self.last_round  # a phase after the last round: no round's costs
-        self._append(directory.ROUNDS, [row.line(self.columns)])
+        directory.append(self.folder / directory.ROUNDS, [row.line(self.columns)])
         self._remember(row)
         self.model = dict(self._live)
-        self._loggers.round(row.round, row.means.flat() if follows else values)
+        self._loggers.round(row.round, row.means.flat() if follows else row.flat())
         left = self._time_left.after(row.round)
         log.info("%s", progress_line(row, self.settings.num_rounds, left, self.columns.lead))
         if self._page.is_due():
@@ -181,7 +180,7 @@ class Report:
         """Add an evaluation to clients.csv; return the means for the `RoundRow`."""
         results = sorted(results, key=lambda result: result.client)
         lines, heads = client_rows(round_, results, self.columns), self.columns.clients
-        self._append("clients.csv", lines)
+        directory.append(self.folder / "clients.csv", lines)
         self._loggers.evaluation(round_, [dict(zip(heads, line, strict=True)) for line in lines])
         found = means(results, self.columns)
         if found.personalized is not None or not results:
@@ -196,11 +195,8 @@ class Report:
 
     def event(self, round_: int, client: int | str, kind: str, detail: str) -> None:
         """Add a line to events.csv; `client` is "server" for an event of the server."""
-        row: list[object] = [round_, client, kind, " ".join(str(detail).split())]
-        if self.pending:
-            self._early.append(row)
-        else:
-            self._append("events.csv", [row])
+        self._events.append([round_, client, kind, " ".join(str(detail).split())])
+        self._tell_events()
 
     def finish(
         self,
@@ -269,8 +265,10 @@ class Report:
         log.warning("%s gets no more figures: %s", name, said(error))
         self.event(self.last_round, "server", "logger-failed", f"{name}: {said(error)}")
 
-    def _append(self, name: str, rows: Rows) -> None:
-        directory.append(self.folder / name, rows)
+    def _tell_events(self) -> None:
+        if not self.pending:
+            directory.append(self.folder / "events.csv", self._events)
+            self._events.clear()
 
     def _write(self, name: str, data: bytes | str) -> None:
         content = data.encode() if isinstance(data, str) else data

@@ -459,6 +459,50 @@ def test_a_run_that_waits_to_go_on_is_as_it_was(interrupted, read_csv, monkeypat
     assert [(row["round"], row["detail"]) for row in events] == [("2", "it is wrong")]
 
 
+def test_a_run_without_anything_left_to_do_says_so_if_it_waits_in_vain(serial_run, monkeypatch):
+    folder = serial_run("num-rounds=2")
+    before = untold(folder)
+
+    def interrupt(nodes):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=f"with nothing left to do: {folder} is as it was$"):
+        resumed(folder)
+    assert untold(folder) == before
+
+
+@pytest.mark.parametrize("where", ["configure", "truncate"])
+def test_a_run_that_is_interrupted_while_it_begins_to_go_on_is_complete(
+    where, serial_run, read_csv, monkeypatch
+):
+    """Its summary is gone then, so it is a run of the new settings, with what happened before."""
+    folder, wait = serial_run("num-rounds=2"), NodeRegistry.wait_for_nodes
+    own = getattr(directory, where)
+
+    def waiting(nodes):
+        nodes.lookout.event("server", "clock", "it is wrong")
+        return wait(nodes)
+
+    def interrupt(*arguments):
+        own(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", waiting)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, where, interrupt)
+        with pytest.raises(KeyboardInterrupt, match=f"after round 2 of 3; to resume: .*{folder}"):
+            resumed(folder, "num-rounds=3")
+    assert not directory.is_final(directory.summary(folder)) and directory.summary(folder)
+    kinds = [row["kind"] for row in read_csv(folder, "events.csv")]
+    assert kinds == ["clock", "interrupted"]
+    resumed(folder, "num-rounds=3")
+    assert [row["kind"] for row in read_csv(folder, "events.csv")] == ["clock"]
+    whole = serial_run("num-rounds=3")
+    for name in ("clients.csv", directory.MODEL):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
 def test_other_settings_are_named(interrupted, monkeypatch):
     """`flwr run` alone is told of resume.toml, too."""
     folder, line = interrupted(), r"lr = 0\.7 \(the run has 0\.05\); leave them out"
