@@ -126,21 +126,22 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
 def watched(report: Report, page: bool) -> Iterator[Lookout]:
     """Let an operator follow the run in this context, in files and by Prometheus.
 
-    A run on devices has its `page` from the start, because a round can take hours. Raises
-    `RunError` if the port of `metrics-port` cannot be used.
+    A run on devices has its `page` from the start, because a round can take hours; that of one that
+    has finished, and is to go on, waits until it does. Raises `RunError` if the port of
+    `metrics-port` cannot be used.
     """
 
     def note(who: int | str, kind: str, detail: str) -> None:  # it is one of the round before
         report.event(report.last_round, who, kind, detail)
 
     devices = report.settings.dataset == DEVICE
-    if devices and page:
+    if drawn := devices and page and not directory.has_finished(report.folder):
         report.draw_page(math.inf)
     try:
         with prometheus.serving(report.settings.metrics_port, of_run(report.folder)):
             yield Lookout(report.folder if devices else None, note)
     finally:
-        if devices and page and report.pending:  # it was refused
+        if drawn and report.pending:  # it was refused
             report.draw_page()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core import changes, log
+from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.paths import expanded
@@ -23,7 +24,7 @@ from fedapps.report.attempts import attempt, cause, said
 from fedapps.report.cells import csv_text
 from fedapps.report.columns import EVENT, SAMPLES, columns_of
 from fedapps.report.loggers import Loggers
-from fedapps.report.page import LivePage
+from fedapps.report.page import PAGE, LivePage
 from fedapps.report.progress import TimeLeft, progress_line
 from fedapps.report.rows import (
     ClientEval,
@@ -140,6 +141,8 @@ class Report:
         state.restore(self.folder, state.round < self.settings.num_rounds)
         self.about.write(self.folder)
         self._tell_events()
+        if self.settings.dataset == DEVICE and (self.folder / PAGE).exists():
+            self.draw_page(self._time_left.after(self.last_round))
 
     @property
     def seconds(self) -> float:
@@ -210,8 +213,7 @@ class Report:
         `extra` is added to summary.json (NaN becomes null), and so is `stopped`, which says why the
         run stopped early, if it did. Without `plots`, neither plots nor the page are made. Plots
         come last: a process that was told to stop may have no time for them. One that fails is only
-        an event. If a file cannot be written, the others still are; then the first `RunError` is
-        raised.
+        an event. If a file cannot be written, the others are; then the first `RunError` is raised.
         """
         errors = attempt(lambda: self._write(directory.MODEL, directory.model_bytes(arrays)))
         errors += attempt(self._write_classes)
@@ -280,7 +282,8 @@ class Report:
     def draw_page(self, left: float | None = None) -> None:
         """Write the page of the run; `left` are the expected seconds left, None at its end."""
         try:
-            self._write_classes()
+            if not self.pending:
+                self._write_classes()
             self._page.write(left)
         except Exception as error:
             log.info("page not written: %s", said(error))
@@ -288,8 +291,7 @@ class Report:
 
     def _plot(self) -> None:
         try:
-            # imported here, because loading matplotlib would delay the start by a second
-            from fedapps.report import plots
+            from fedapps.report import plots  # here, because loading matplotlib takes a second
 
             plots.draw_all(self.folder)
         except Exception as error:

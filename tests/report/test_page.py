@@ -16,13 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapps.cli import report as report_command
+from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.core.files import held
 from fedapps.core.privacy_settings import SEEDED
 from fedapps.drawing.charts import line_chart
 from fedapps.drawing.svg import Chart, Series, steps
-from fedapps.report import cells, directory, page, plots
+from fedapps.report import cells, directory, page, plots, status
 from fedapps.report.page import facts, run_charts
 from fedapps.report.page.reading import RunFiles
+from fedapps.report.report import Report
 from fedapps.server_app import watched
 from fedapps.tasks import CLASSIFICATION
 from fedapps.tasks.classification import Classification
@@ -471,6 +474,28 @@ def test_the_page_of_a_run_on_devices_is_back_if_it_is_not_resumed_after_all(tmp
         assert "running" in texts_of(report.folder)
         raise RunError("a port is in use")
     assert "running" not in texts_of(report.folder) and "unfinished" in texts_of(report.folder)
+
+
+@pytest.mark.parametrize("stopped", ["", "Ctrl-C"])
+def test_the_page_of_a_run_on_devices_is_that_of_the_run_that_goes_on(stopped, tmp_path):
+    """From the moment at which it begins to; until then, the files of a run are as they were."""
+    report = begin_run(tmp_path, 'dataset="device" input-shape="1,8,8"')
+    add_round(report, 1)
+    state = report.state(1)
+    add_round(report, 2)
+    report.finish({}, {}, plots=False, stopped=stopped)
+    report.draw_page()
+    folder, flat = report.folder, dict(report.settings.flat) | {"num-rounds": 9}
+    files = ("classes.csv", "config.toml", "summary.json", *([] if stopped else [page.PAGE]))
+    before = [(folder / name).read_bytes() for name in files]
+    longer = Report.reopen(folder, config.read(flat), flat, state, CLASSIFICATION)
+    with held(folder), watched(longer, page=True):
+        assert [(folder / name).read_bytes() for name in files] == before
+        word = status.read(folder).state
+        assert word == ("running" if stopped else "finished") and word in texts_of(folder)
+        longer.begin()
+        assert status.read(folder).state == "running" and "running" in texts_of(folder)
+        assert any(text.startswith("round 1 of 9") for text in texts_of(folder))
 
 
 @pytest.mark.parametrize("bounds", [(-math.inf, 1.0), (-1.0, 1.0)])
