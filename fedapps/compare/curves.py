@@ -128,11 +128,11 @@ def _draw_points(axes: Axes, comparison: Comparison, name: str, labels: list[str
 
 
 def _sign(group: Group, keys: list[str], personalized: str) -> str:
-    short, rounds = shortened(label(group, keys), LONGEST), group.curve(personalized).index
-    first, last, told = min(group.rounds), max(group.rounds), ""
+    rounds, first, last = group.curve(personalized).index, min(group.rounds), max(group.rounds)
+    told = ""
     if first < last:  # the curve ends with the first seed that has ended
-        until = f" until round {rounds.max()}, the last until {last}"
-        told = until if len(rounds) else f", rounds {first}-{last}"
+        told = f" to round {rounds.max()} of {last}" if len(rounds) else f", rounds {first}-{last}"
+    short = shortened(label(group, keys), LONGEST - len(told))
     return f"{group.name}: {short} (n = {len(group.runs)}{told})"
 
 

@@ -23,6 +23,7 @@ from fedapps.compare.comparison import compared
 from fedapps.compare.groups import Group
 from fedapps.compare.runs import read
 from fedapps.compare.sweep import Sweep
+from fedapps.drawing import pictures
 from fedapps.report.columns import SPREAD
 from tests.support import ROOT
 
@@ -321,9 +322,27 @@ def test_where_a_curve_ends_before_the_last_seed_it_is_told(made):
     figure = curves.draw(compared(runs))
     assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[1, 2], [1, 2, 3]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "A: fedavg (n = 2 until round 2, the last until 3)",
+        "A: fedavg (n = 2 to round 2 of 3)",
         "B: fedper (n = 2)",
     ]
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_a_long_legend_with_the_end_of_a_curve_is_within_its_picture(panels, made):
+    scores = [(0.1, 0.1 * panels)] * 40
+    runs = [
+        read(made(f"{lr}-{seed}", f"lr={lr} weight-decay={lr / 100} seed={seed} num-rounds=100",
+                  f'lr-schedule="{schedule}" local-epochs={epochs}', scores=scores[:end]))
+        for lr, schedule, epochs in ((0.01, "cosine", 1), (0.05, "constant", 5))
+        for seed, end in enumerate((12, 40))
+    ]  # fmt: skip
+    with pictures.styled():
+        figure = curves.draw(compared(runs))
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+    assert len(figure.axes) == panels and 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert all(text.endswith("… (n = 2 to round 12 of 40)") for text in texts)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
