@@ -150,8 +150,7 @@ class Run:
 
         Images are [n, H, W] or [n, H, W, C], uint8 or floats in 0..1; other samples are as in the
         run's data: rows of a table are a data frame with its columns. A path is a file as `fedapps
-        predict --input` takes. The result has the form of the targets: int64 [n] for classes, whose
-        names are in `class_names`.
+        predict --input` takes. The result has the form of the targets: int64 [n] for `class_names`.
         """
         return self._predicted(client, x)[0]
 
@@ -197,11 +196,12 @@ class Run:
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":
         from fedapps.report import frames
 
-        whole = directory.whole(self.path)
-        if whole != self.path and name in directory.APPENDED:  # a best round has none of its own
-            last, found = self._opened.round, Run(whole)._table(name, **how)
-            return found[found["round"] <= last].reset_index(drop=True)
-        return frames.read(self.path / name, **how)
+        if (whole := directory.whole(self.path)) == self.path:
+            return frames.read(self.path / name, **how)
+        if name not in directory.APPENDED:
+            raise RunError(f"{self.path}: has no {name}: a best round has none; load its run")
+        last, found = self._opened.round, Run(whole)._table(name, **how)
+        return found[found["round"] <= last].reset_index(drop=True)
 
     def _number(self, client: int | str) -> int:
         """Return the number of a client that is given by it, or by its name in names.csv."""

@@ -509,6 +509,20 @@ def test_nor_into_a_best_round_whose_tables_are_asked_for_first(run, mode):
         assert best.predict_proba(0, sample).tolist() == wanted.tolist()
 
 
+def test_a_best_round_has_no_table_of_what_comes_at_the_end(run):
+    """The growing tables of its run it has, up to its round."""
+    keys = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.25}
+    whole = run(strategy="fedper", unseen_clients="3", **keys)
+    best = fedapps.load(whole.path / "best")
+    for name in ("classes", "unseen"):
+        assert len(getattr(whole, name)) > 0
+        line = f"{best.path}: has no {name}.csv: a best round has none; load its run"
+        with pytest.raises(fedapps.RunError, match=f"^{re.escape(line)}$"):
+            getattr(best, name)
+    for name in ("rounds", "clients", "events"):
+        assert len(getattr(best, name)) <= len(getattr(whole, name))
+
+
 def test_a_best_round_is_shown_as_its_run_and_has_no_page(run):
     keys = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.25}
     whole = run(strategy="fedper", **keys)
