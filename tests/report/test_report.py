@@ -392,15 +392,23 @@ def test_the_model_is_on_the_drive_before_a_summary_or_a_ledger_says_that_it_is_
     tmp_path, monkeypatch
 ):
     """Else a power cut could leave an empty file, from which the next night would start."""
-    synced, fsync = [], os.fsync
+    done, fsync, replace = [], os.fsync, os.replace
 
-    def noted(handle):
-        synced.append(os.fstat(handle).st_ino)
+    def synced(handle):
+        done.append(os.fstat(handle).st_ino)
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", noted)
+    def replaced(source, target, **more):
+        done.append(Path(target).name)
+        replace(source, target, **more)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
     folder = run_to_end(tmp_path).folder
-    assert {(folder / "model.safetensors").stat().st_ino, folder.stat().st_ino} <= {*synced}
+    model = folder / "model.safetensors"
+    order = [done.index(what) for what in (model.stat().st_ino, model.name, "summary.json")]
+    assert order == sorted(order)
+    assert folder.stat().st_ino in done[order[1] : order[2]]  # the file's name
 
 
 def test_same_run_gives_the_same_files(finished, tmp_path):
