@@ -121,6 +121,7 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> Iterator[str]:
     used = [run for group in groups for run in group.runs]
     for what, key in (("data", "dataset"), ("code", "strategy")):
         yield from _changed(used, what, key)
+    yield from _changed(runs, "model", "model")  # of `used`, each code has a name of its own
     yield from _versions(used)
 
 
@@ -173,10 +174,10 @@ def _listed(values: dict[str, str]) -> str:
 
 
 def _changed(runs: Sequence[Run], what: str, key: str) -> Iterator[str]:
-    """Say which data sets, or methods, of the same name were not the same in all runs."""
+    """Say which data, methods, or models of the same name were not the same in all runs."""
     known: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        if found := run.fingerprints.get(what):
+        if found := run.digest(what):
             known.setdefault(str(run.settings[key]), {}).setdefault(found, []).append(run.name)
     for name, of in known.items():
         if len(of) > 1:

@@ -69,10 +69,10 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
     If a group has finished runs, only these count. Of several runs with the same seed, only the
     first counts. Runs that have not scored a round yet are in no group. The same data count as one
-    data set, whatever their paths.
+    data set, whatever their paths, and an edited file of a model as another model.
     """
     by_settings: dict[frozenset[tuple[str, Scalar]], list[Run]] = {}
-    for run in _named_by_data(runs):
+    for run in _named_by_content(runs):
         if len(run.scored):
             rest = {key: value for key, value in run.settings.items() if key != SEED}
             by_settings.setdefault(frozenset(rest.items()), []).append(run)
@@ -81,14 +81,24 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def _named_by_data(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield the runs; of those with the same samples, all have the data set's first name."""
+def _named_by_content(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs: the same samples have their first name, other code of a model has a number.
+
+    `m.py (2)` is the second code of the file `m.py`; runs that do not tell theirs have the first.
+    """
     names: dict[str, Scalar] = {}
+    models: dict[Scalar, list[str]] = {}
     for run in runs:
-        name, digest = run.settings["dataset"], run.fingerprints.get("data")
-        first = names.setdefault(digest, name) if digest else name
-        same = first == name
-        yield run if same else replace(run, settings={**run.settings, "dataset": first})
+        name, digest = run.settings["dataset"], run.digest("data")
+        named = {"dataset": names.setdefault(digest, name) if digest else name}
+        model, code = run.settings["model"], run.digest("model")
+        codes = models.setdefault(model, [])
+        if code and code not in codes:
+            codes.append(code)
+        if code and code != codes[0]:
+            named["model"] = f"{model} ({codes.index(code) + 1})"
+        settings = {**run.settings, **named}
+        yield run if settings == run.settings else replace(run, settings=settings)
 
 
 def differing(groups: Sequence[Group]) -> list[str]:

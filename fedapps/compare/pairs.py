@@ -64,8 +64,8 @@ def data_of(group: Group) -> dict[str, object]:
 def _pair(first: Group, second: Group, metric: Metric) -> Pair | None:
     if data_of(first) != data_of(second) or not same_length(first, second):
         return None
-    digests = {run.fingerprints.get("data") for run in (*first.runs, *second.runs)}
-    if len(digests - {None}) > 1:  # of a data set of the same name
+    digests = {run.digest("data") for run in (*first.runs, *second.runs)}
+    if len(digests - {""}) > 1:  # of a data set of the same name
         return None
     scores = [metric.factor * group.figures[metric.personalized] for group in (first, second)]
     both = pd.concat(scores, axis=1, join="inner").dropna()

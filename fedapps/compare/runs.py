@@ -13,6 +13,7 @@ from fedapps.core import changes, config, registry
 from fedapps.core.errors import RunError
 from fedapps.core.options import parse_option
 from fedapps.core.schema import Scalar
+from fedapps.engine.fingerprints import model_code
 from fedapps.report import directory, frames
 from fedapps.report.about import Fingerprints, fingerprints_of, task_of
 from fedapps.report.columns import SPREAD
@@ -53,6 +54,11 @@ class Run:
     def seed(self) -> int:
         """The run's seed."""
         return int(self.settings[SEED])
+
+    def digest(self, what: str) -> str:
+        """Return that of its data, of its method's or its model's code; "" if it is not known."""
+        known = self.fingerprints
+        return model_code(known) if what == "model" else known.get(what, "")
 
     @cached_property  # because it is used very often
     def scored(self) -> pd.DataFrame:

@@ -270,6 +270,23 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
 
 
+def test_what_an_edited_file_of_a_model_has_made_is_a_group_of_its_own(made, compare):
+    """Of an earlier version, nobody knows; models of one's own differ in code, not in seed."""
+    known = {"a0": "old", "a1": "old", "b0": "new", "b1": "new", "c2": ""}
+    for name, code in known.items():
+        folder = made(name, f'model="/mine/m.py" seed={name[1]}')
+        model = {"own-model": name, "sketch": f"{name[1]}.5 1e-3 {code}"} if code else {}
+        (folder / "run.json").write_text(json.dumps({"fingerprints": {"data": "x"} | model}))
+    runs = sorted(folder.parent.iterdir())
+    edited, rest = compare(*runs), compare(*runs[2:], runs[0])
+    assert edited.groups["model"].to_dict() == {"A": "/mine/m.py", "B": "/mine/m.py (2)"}
+    assert [*edited.groups["seeds"]] == ["0-2", "0-1"] and "is without" not in edited.out
+    assert "not the same model: /mine/m.py was other in a0, a1 than in b0, b1\n" in edited.out
+    assert [*rest.groups["seeds"]] == ["0-2", "0"]
+    assert "not the same model: /mine/m.py was other in b0, b1 than in a0\n" in rest.out
+    assert "not the same" not in compare(*runs[2:]).out
+
+
 def test_the_same_data_at_two_paths_are_the_same_samples(made, compare):
     """As after a move, or on two machines; the same path is not needed, nor is it enough."""
     at = {
