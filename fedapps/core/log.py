@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
@@ -87,8 +87,8 @@ class _Stdout(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Standard output."""
-        return writable(sys.stdout)
+        """Standard output; nowhere if the process has none."""
+        return StringIO() if sys.stdout is None else writable(sys.stdout)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Print nothing more if the reader has gone, as with `| head`; log.txt has all lines."""

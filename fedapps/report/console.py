@@ -18,7 +18,7 @@ class Console(rich.Console):
 
 def console() -> Console:
     """Return a console for standard output; colors and bold face are for terminals only."""
-    terminal = sys.stdout.isatty()
+    terminal = getattr(sys.stdout, "isatty", lambda: False)()  # it can be a program's own
     return Console(
         width=LINE_WIDTH,
         force_terminal=terminal,

@@ -453,6 +453,31 @@ def test_the_process_is_as_before_also_after_errors(run, monkeypatch, capfd):
     assert (second.path / "clients.csv").read_bytes() == (first.path / "clients.csv").read_bytes()
 
 
+class Tee:
+    """An output of somebody's own that has no more than Python asks of one."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_the_output_can_be_an_object_of_ones_own_or_none(tmp_path, make_npz, monkeypatch, capfd):
+    """Without a console, as under pythonw, there is none."""
+    keys = KEYS | {"dataset": make_npz(tmp_path / "mine.npz"), "runs_dir": tmp_path}
+    monkeypatch.setattr(sys, "stdout", tee := Tee())
+    assert fedapps.run(keys, plots=False).finished
+    lines = tee.text.splitlines()
+    assert lines[0].startswith("run directory: ") and lines[-1][:2] == " ─"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert fedapps.run(keys, plots=False).finished
+    assert capfd.readouterr() == ("", "")
+
+
 @contextmanager
 def default(kind, value):
     """Have another default of torch's in this context."""
