@@ -41,6 +41,9 @@ class _Package(ModuleType):
         if name not in __all__ or not isinstance(value, ModuleType):  # Python sets subpackages
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -68,6 +69,14 @@ def test_the_function_stays_when_the_package_of_its_name_is_imported():
     function = fedapps.compare
     fedapps.compare = importlib.import_module("fedapps.compare")  # as Python does at an import
     assert fedapps.compare is function and callable(function)
+
+
+def test_a_function_that_names_the_module_can_be_sent_to_another_process():
+    """As joblib and cloudpickle send those of a notebook, with the modules that they name."""
+    sent = pickle.dumps(fedapps)
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout == b"fedapps\n" and pickle.loads(sent) is fedapps
 
 
 def test_its_files_are_those_of_the_command(run, here, capsys):
