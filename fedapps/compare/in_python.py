@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from markupsafe import escape
 
-from fedapps.compare import comparison, files
+from fedapps.compare import comparison, files, table
 from fedapps.compare.groups import label
 from fedapps.compare.latex import latex, texts
 from fedapps.core.errors import RunError
@@ -55,6 +55,22 @@ class Comparison:
         """A row for each run with its figures and costs, as in runs.csv of `fedapps compare`."""
         return pd.DataFrame(files.runs_table(self._compared))
 
+    @cached_property
+    def differences(self) -> pd.DataFrame:
+        """A row for each pair of groups: the personalized score of `second` minus that of `first`.
+
+        Mean and std (ddof=1) over n common seeds, the 95 % interval from `low` to `high`, and the p
+        of a paired t-test; in percentage points, or in the unit of the metric; NaN: not known.
+        """
+        nothing = None, None
+        found = [
+            (of.first, of.second, len(of.seeds), of.mean, of.std, *(of.interval or nothing), of.p)
+            for of in self._compared.pairs
+        ]
+        numbers = ["mean", "std", "low", "high", "p"]
+        rows = pd.DataFrame(found, columns=["first", "second", "n", *numbers])
+        return rows.astype(dict.fromkeys(numbers, float))
+
     def to_latex(self) -> str:
         """Return a LaTeX table for the package booktabs: mean ± std, the best in bold."""
         return latex(self._compared)
@@ -76,5 +92,10 @@ class Comparison:
         return texts(self._compared).to_string(index=False)
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<br>{escape(note)}" for note in self.notes)
-        return texts(self._compared).to_html(index=False) + notes
+        compared = self._compared
+        html = texts(compared).set_axis([group.name for group in compared.groups]).to_html()
+        if compared.pairs:
+            columns = table.differences(compared, "±").columns
+            cells = pd.DataFrame({str(column.header): [*column.cells] for column in columns})
+            html += f"{escape(table.of_pairs(compared))}{cells.to_html(index=False)}"
+        return html + "".join(f"<br>{escape(n)}" for n in [*table.cautions(compared), *self.notes])

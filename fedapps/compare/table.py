@@ -46,9 +46,9 @@ def show(comparison: Comparison) -> None:
     screen.print("mean costs of a run")
     screen.print(costs(comparison))
     if comparison.pairs:
-        screen.print(f"personalized {comparison.metric.label}, difference seed by seed")
+        screen.print(of_pairs(comparison))
         screen.print(differences(comparison, sign))
-    for note in [*_cautions(comparison), *comparison.notes]:
+    for note in [*cautions(comparison), *comparison.notes]:
         screen.print(note, soft_wrap=True)
 
 
@@ -109,6 +109,11 @@ def costs(comparison: Comparison) -> Table:
         cells = (say(means[name]) for name, (_, say) in COSTS.items())
         table.add_row(group.name, spans(set(group.rounds)), *cells)
     return table
+
+
+def of_pairs(comparison: Comparison) -> str:
+    """Say what `differences` are of."""
+    return f"personalized {comparison.metric.label}, difference seed by seed"
 
 
 def differences(comparison: Comparison, sign: str) -> Table:
@@ -179,7 +184,8 @@ def _digits_of_p(comparison: Comparison) -> int:
     return next(n for n in range(2, 18) if f"{bound:.{n}g}" not in [f"{p:.{n}g}" for p in others])
 
 
-def _cautions(comparison: Comparison) -> Iterator[str]:
+def cautions(comparison: Comparison) -> Iterator[str]:
+    """Say how the tables of a comparison are to be read."""
     if len(comparison.keys) > MANY:
         yield "settings that are not named have their default values"
     if len(comparison.groups) > ALL_PAIRS and comparison.pairs:

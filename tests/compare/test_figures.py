@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tomllib
 
 import numpy as np
@@ -268,6 +269,26 @@ def test_data_and_methods_that_have_changed_are_named(made, compare):
     assert "not the same code: fedcmd was other in a than in b" in compared.out
     (folders[0] / "run.json").unlink()
     assert "difference seed by seed" in (out := compare(*folders).out) and "not the same" not in out
+
+
+def test_a_program_has_the_differences_and_their_tests(grid, made):
+    """In the points that are printed; without a test, its figures are missing."""
+    both, figures = fedapps.compare(grid), table_of(grid).set_index(["strategy", "seed"])[RESULT]
+    found = both.differences.set_index(["first", "second"])
+    assert [*found] == ["n", "mean", "std", "low", "high", "p"]
+    assert [*found.index] == [("A", "B"), ("A", "C"), ("B", "C")] and [*found["n"]] == [3, 1, 1]
+    before, after = (100 * figures[METHODS[name]].loc[[1, 2, 5]].astype(float) for name in "AB")
+    test = stats.ttest_rel(after, before)
+    rise = after - before
+    wanted = rise.mean(), rise.std(), *test.confidence_interval(), test.pvalue
+    np.testing.assert_allclose([*found.loc["A", "B"]][1:], wanted)
+    assert found.loc["A", "C"].notna().tolist() == [True, True, False, False, False, False]
+    rows = re.findall(r"<t[hd]>(.+)</t[hd]>\s+<td>([1-3])</td>", both._repr_html_())
+    assert rows == [("B - A", "3"), ("C - A", "1"), ("C - B", "1")]
+    assert f"<td>{test.pvalue:.2g}</td>" in both._repr_html_()
+    alone = fedapps.compare([made("a", "seed=0"), made("b", "seed=1")])
+    assert alone.differences.empty and [*alone.differences.columns[2:]] == [*found]
+    assert alone._repr_html_().count("<table") == 1
 
 
 def test_what_an_edited_file_of_a_model_has_made_is_a_group_of_its_own(made, compare):
