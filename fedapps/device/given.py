@@ -8,6 +8,8 @@ import torch
 
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_npz
+from fedapps.core.words import some
+from fedapps.data.forms import columns
 
 if TYPE_CHECKING:
     from fedapps.device.personalized import ModelMetadata
@@ -16,15 +18,22 @@ if TYPE_CHECKING:
 def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     """Save samples x [n, ...] as a file of the form that the model's data have; return its path.
 
-    Raises `RunError` for what is no array, and for masked values that are no floats.
+    Raises `RunError` for what is no array, for masked values that are no floats, and for rows of
+    texts that are no data frame.
     """
-    if about.columns and hasattr(x, "to_csv"):  # a data frame
+    names = [column.name for column in columns.parsed(about.columns)] if about.columns else []
+    cure = f"give a data frame with the columns {some(names)}"
+    if names and hasattr(x, "to_csv"):
+        if x.ndim == 1 and x.name not in names:
+            raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")
         x.to_csv(folder / "x.csv", index=False)
         return folder / "x.csv"
     try:
         values = _array(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"x: cannot be read as an array: {one_line(str(error))}") from error
+    if names and values.dtype.kind in "OSU":
+        raise RunError(f"x: holds texts or objects; {cure}")
     write_npz(folder / "x.npz", {"images" if about.inputs.image else "inputs": values})
     return folder / "x.npz"
 

@@ -37,6 +37,25 @@ def run(table, tmp_path, serial_run):
     return made
 
 
+def test_rows_that_are_no_data_frame_are_told(run, table):
+    """A column alone is a table of one; a row alone has lost the types of its values."""
+    study, x = run('columns="x,mood=up|down"'), table[["x", "mood"]].head(3)
+    cure = "give a data frame with the columns x, mood"
+    one, rows = f"x: a Series is no table; {cure}: of a row", f"x: holds texts or objects; {cure}"
+    for given, told in (
+        (x.iloc[0], one),
+        (table["y"], one),
+        (x.to_numpy(), rows),
+        (x.to_dict("records"), rows),
+        (x.astype(str).to_numpy().astype("U"), rows),
+    ):
+        with pytest.raises(RunError, match=f"^{told}"):
+            study.predict(None, given)
+    alone = run('columns="x"')
+    wanted = alone.predict(None, x[["x"]])
+    np.testing.assert_array_equal(alone.predict(None, x["x"]), wanted)
+
+
 def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys):
     study = run('window=4 columns="x"')
     asked = table[table.who == "anna"].head(10)
