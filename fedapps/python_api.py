@@ -287,14 +287,14 @@ def load(path: "Place", trust: str | Path = "") -> Run:
 
 
 @_plainly
-def compare(runs: "Place | Iterable[Place]", metric: str = "auto") -> "Comparison":
-    """Compare `Run`s, run directories, folders of them, or tables of evaluations.
+def compare(*runs: "Place | Iterable[Place]", metric: str = "auto") -> "Comparison":
+    """Compare `Run`s, run directories, folders of them, or tables of evaluations, or a list of any.
 
-        print(fedapps.compare([run, "~/fedapps-runs/sweep"]).to_latex())
+        print(fedapps.compare(run, "~/fedapps-runs/sweep").to_latex())
 
     `metric` names one of their task; `auto` is the one that leads in them. Raises `RunError` if
     there are fewer than two runs, or none has scored a round.
     """
     from fedapps.compare import comparison, in_python
 
-    return in_python.Comparison(comparison.compare(in_python.paths_of(runs), metric))
+    return in_python.Comparison(comparison.compare(in_python.paths_of(*runs), metric))

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def paths_of(given: Any) -> list[Path]:
-    """Return the paths of runs, of paths, or of a single one of them.
+def paths_of(*given: Any) -> list[Path]:
+    """Return the paths of runs, of paths, or of a single list of them.
 
     Raises `RunError` for what is neither.
     """
-    several = isinstance(given, Iterable) and not isinstance(given, str | os.PathLike)
-    found = [*given] if several else [given]
+    one: Any = given[0] if len(given) == 1 else given
+    several = isinstance(one, Iterable) and not isinstance(one, str | os.PathLike)
+    found = [*one] if several else [one]
     for kind in (type(path).__name__ for path in found if not isinstance(path, str | os.PathLike)):
         raise RunError(f"compare: type {kind} is no run; give runs or paths, such as [run, other]")
     return [expanded(os.fsdecode(path)) for path in found]

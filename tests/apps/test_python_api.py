@@ -356,7 +356,8 @@ def test_a_run_is_the_path_of_its_directory(here, monkeypatch):
     first, second = (scored_run(here, name, "seed=1") for name in ("a", "b"))
     found = fedapps.load(first)
     assert Path(found) == first and fedapps.load(found).config == found.config
-    assert [*fedapps.compare([found, second]).runs["run"]] == [first, second]
+    for given in ([[found, second]], [found, second], [first, str(second)]):
+        assert [*fedapps.compare(*given).runs["run"]] == [first, second]
     wanted = {}
     monkeypatch.setattr(serial, "run_serial", lambda keys, **_: wanted.update(keys) or first)
     fedapps.run(resume=found, progress=False)
@@ -405,8 +406,10 @@ def test_errors_are_one_line_without_their_causes(run, here):
         (lambda: fedapps.load("nothing"), f"{here}/nothing is not a run directory: there is no"),
         (lambda: fedapps.compare([found]), "nothing to compare: give at least two"),
         (lambda: fedapps.compare(found), "nothing to compare: give at least two"),
+        (lambda: fedapps.compare(), "nothing to compare: give at least two"),
         (lambda: fedapps.compare(3), "compare: type int is no run; give runs or paths, such"),
         (lambda: fedapps.compare([found, 3]), "compare: type int is no run; give runs or paths, "),
+        (lambda: fedapps.compare([found], [3]), "compare: type list is no run; give runs or paths"),
         (lambda: found.unseen, f"{found.path}: has no unseen.csv: unseen-clients is not set, or"),
         (lambda: found.predict(9, images), "client 9: must be 0 to 3"),
         (lambda: found.predict(0, images.astype(int)), "x: images has dtype int64; must be"),
