@@ -1,6 +1,7 @@
 """Work in a process that belongs to others, such as a notebook, and leave it as it was."""
 
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -8,10 +9,23 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from fedapps.core.errors import RunError
 from fedapps.training.torch_device import same_kernels
 from fedapps.training.workspace import workspace
 
 _turn = threading.RLock()  # a process has one workspace, so its threads take turns
+_lost = False  # in a fork, if a thread had the turn that is not there
+
+
+def _in_fork() -> None:
+    global _lost
+    if _turn.acquire(blocking=False):
+        _turn.release()
+    else:
+        _lost = True
+
+
+os.register_at_fork(after_in_child=_in_fork)
 
 
 @contextmanager
@@ -19,7 +33,13 @@ def undisturbed() -> Iterator[None]:
     """Compute as in a process of its own, and restore what is set for all of this one.
 
     These are torch's threads, kernels, modes and random numbers, and filters of warnings and logs.
+    Raises `RunError` in a fork that would wait for ever for a thread of the process it is of.
     """
+    if _lost:
+        raise RunError(
+            "this process was forked while a run or a prediction was going on in another thread,"
+            ' and would wait for it for ever; start processes with "spawn", or before the thread'
+        )
     flower = logging.getLogger("flwr")
     gpus = range(torch.cuda.device_count())
     with _turn, warnings.catch_warnings(), _plain_torch(), torch.random.fork_rng(gpus):

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from fedapps import serial
 from fedapps.core import log, registry
 from fedapps.report.report import Report
 from fedapps.tasks import CLASSIFICATION
+from fedapps.training.undisturbed import undisturbed
 from tests.support import ROOT, kinds
 from tests.support.made_runs import scored_run
 from tests.support.reports import make_results, make_row, make_settings
@@ -667,6 +669,46 @@ def test_threads_and_event_loops_have_the_same_numbers(run):
     alike = [run(strategy="fedper"), in_thread(run, strategy="fedper"), asyncio.run(in_loop())]
     texts = {(found.path / "clients.csv").read_text() for found in [*alike, *together]}
     assert len(texts) == 1 and len({found.path for found in [*alike, *together]}) == 5
+
+
+def of_fork():
+    """Return what is said to a fork of this process, which is killed if it waits for ever."""
+    read, write = os.pipe()
+    if not (fork := os.fork()):
+        signal.alarm(60)
+        try:
+            with undisturbed():
+                os.write(write, b"its turn")
+        except BaseException as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(fork, 0)
+    with open(read, "rb") as told:
+        return told.read().decode()
+
+
+def test_a_fork_of_a_process_with_a_run_in_another_thread_does_not_wait_for_it():
+    """In the fork there is no such thread, so nobody would ever give it the turn."""
+    begun, end = threading.Event(), threading.Event()
+
+    def work():
+        with undisturbed():
+            begun.set()
+            end.wait(60)
+
+    with undisturbed():
+        assert of_fork() == "its turn"
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        line = "this process was forked while a run or a prediction was going on in another thread"
+        assert of_fork().startswith(line)
+    finally:
+        end.set()
+        thread.join()
+    assert of_fork() == "its turn"
 
 
 def test_an_interrupted_run_says_so_and_can_be_opened(run, monkeypatch, here):
