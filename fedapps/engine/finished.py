@@ -26,7 +26,7 @@ from fedapps.core.settings import Settings
 from fedapps.engine import checkpoint, evaluations, returned
 from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
-from fedapps.engine.fingerprints import NAMES, changed, fingerprints
+from fedapps.engine.fingerprints import NAMES, changed, fingerprints, told
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.store import ClientStore, state_folder
 from fedapps.engine.versions import StateVersions
@@ -87,18 +87,24 @@ class FinishedRun:
         settings = settings_of(folder, changes or {})
         space = workspace(settings, kept := pooled_of(folder), directory.names(folder))
         strategy: BaseStrategy = registry.strategy_class(settings.strategy)(space)
-        for what in changed(fingerprints_of(folder), fingerprints(strategy)):
+        then, now = fingerprints_of(folder), fingerprints(strategy)
+        for what in changed(then, now):
             lost = what == NAMES["data"] and space.data.pooled and not kept
             log.warning("%s: not as in the run: %s%s", folder, what, RESCALED if lost else "")
         _check_names(folder, space)
+        since = told(then, now)
+        why = f"; {since} since the run; put back what was there" if since else ""
         if checkpoint.rounds(folder):
             found = checkpoint.load(folder)
             recovery = Recovery(settings)
-            recovery.restore(folder, found, strategy)
+            try:
+                recovery.restore(folder, found, strategy)
+            except RunError as error:
+                raise RunError(f"{error}{why}") from error
             return cls(folder, space, strategy, recovery.done, True, found, recovery.versions)
         arrays = _read(folder / MODEL)
         if {k: v.shape for k, v in arrays.items()} != space.layout.shapes:
-            raise RunError(f"{folder}: {MODEL} and config.toml do not belong to the same run")
+            raise RunError(f"{folder}: {MODEL} and config.toml do not belong to the same run{why}")
         strategy.arrays.update(arrays)
         rows = directory.lines(folder / "rounds.csv")
         if not rows:

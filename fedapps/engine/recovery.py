@@ -66,8 +66,8 @@ class Recovery:
             raise RunError(f'initial-model = "{path}": the file is not what the run began with')
         if other := sorted(strategy.arrays.keys() ^ found.arrays.keys()):
             raise RunError(
-                f"resume: {other[0]} is either in the checkpoint's model or in this run's, but not "
-                "in both: resume with the version of fedapps that run.json names"
+                f"{run}: {other[0]} is in the checkpoint's model or in the one here, but not "
+                "in both: it is of other code, or of another version of fedapps (run.json names it)"
             )
         before, now = found.progress.clients, self.settings.num_clients
         grows = before < now
@@ -77,9 +77,8 @@ class Recovery:
                     continue
                 if np.shape(old[key]) != np.shape(new[key]):
                     raise RunError(
-                        f"resume: {key} has shape {np.shape(new[key])} in the checkpoint, but "
-                        f"{np.shape(old[key])} in this run: a setting that it depends on has "
-                        "changed"
+                        f"{run}: {key} has shape {np.shape(new[key])} in the checkpoint, but "
+                        f"{np.shape(old[key])} here: what it depends on has changed"
                     )
             old.clear()  # other objects hold the same dictionary
             old |= new

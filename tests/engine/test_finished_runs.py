@@ -297,6 +297,23 @@ def test_a_model_of_another_run_is_refused(tiny_run):
         FinishedRun.open(folder)
 
 
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_of_an_edited_model_that_no_longer_fits_the_cause_is_told(checkpoints, tiny_run, tmp_path):
+    code = "from torch import nn\n\ndef make(inputs, outputs):\n    return nn.Sequential("
+    code += "nn.Flatten(), nn.Linear(64, {0}), nn.Linear({0}, *outputs.shape))\n"
+    (mine := tmp_path / "mine.py").write_text(code.format(5))
+    keys = f'model="{mine}" strategy="fedavg" checkpoint-every={checkpoints} finetune-epochs=0'
+    folder = tiny_run(keys)
+    mine.write_text(code.format(6))
+    workspace.cache_clear()  # as in a new process
+    told = "the model's code or initial values have changed since the run; put back what was there"
+    with pytest.raises(RunError, match=f"^{folder}: .*; {told}$"):
+        FinishedRun.open(folder, trust=str(mine))
+    mine.write_text(code.format(5))
+    workspace.cache_clear()
+    assert FinishedRun.open(folder, trust=str(mine)).round == 2
+
+
 def test_the_settings_of_a_run_are_read_once_for_all_clients(tiny_run, monkeypatch):
     folder, read = tiny_run('strategy="fedper" checkpoint-every=1'), []
     settings_of = finished.settings_of

@@ -329,8 +329,8 @@ def test_a_checkpoint_of_another_model_is_refused(interrupted):
     folder = interrupted()
     found = checkpoint.load(folder)
     for arrays, line in (
-        (found.arrays | {"fc9.fc.weight": np.ones(2, "f4")}, "resume: fc9.fc.weight"),
-        ({k: v for k, v in found.arrays.items() if k != "fc2.fc.bias"}, "resume: fc2.fc"),
+        (found.arrays | {"fc9.fc.weight": np.ones(2, "f4")}, f"^{folder}: fc9.fc.weight"),
+        ({k: v for k, v in found.arrays.items() if k != "fc2.fc.bias"}, f"^{folder}: fc2.fc"),
         (found.arrays | {"fc2.fc.bias": np.ones(9, np.float32)}, "fc2.fc.bias has shape"),
     ):
         checkpoint.save(folder, replace(found, arrays=arrays))
