@@ -198,7 +198,7 @@ def interrupted(report: Report) -> str:
         same = " with the same --node-config options" if devices else ""
         return f"interrupted after round {done} of {total}; to resume{same}: {how}"
     there = f"model and figures of {number(done, 'round')}" if done else "no results yet"
-    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}"
+    return f"interrupted in round {done + 1} of {total}: {report.folder} has {there}; begin anew"
 
 
 def check_dependence(folder: Path, strategy: BaseStrategy, done: int) -> None:

@@ -156,8 +156,8 @@ def test_serial_takes_both_options_and_ends_with_the_run_directory(options, no_p
     assert said == [f"run directory: {folder}", str(folder)]
 
 
-NOTHING = "interrupted in round 1 of 2: {} has no results yet"
-FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round"
+NOTHING = "interrupted in round 1 of 2: {} has no results yet; begin anew"
+FIGURES = "interrupted in round 2 of 2: {} has model and figures of 1 round; begin anew"
 GOES_ON = "interrupted after round 1 of 2; to resume: fedapps serial --resume {}"
 
 
