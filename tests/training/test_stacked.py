@@ -19,7 +19,7 @@ from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Clip, Stage
 from fedapps.training.stacked.group import Group, chosen
-from fedapps.training.stacked.model import StackedModel, stack
+from fedapps.training.stacked.model import StackedModel, UnstackableError, stack
 from fedapps.training.stacked.run import Lesson, NotFiniteError
 from fedapps.training.trainer import Trainer
 
@@ -261,6 +261,21 @@ def test_a_loss_that_reads_the_model_is_not_trusted():
         assert all(torch.equal(lesson.entries[key], value) for key, value in entries.items())
 
 
+def test_a_loss_that_draws_is_left_to_each_client_alone():
+    """The group has no seed of its own: its numbers would be those of whatever came before."""
+    trainer = trainer_of("mlp")
+
+    def loss(outputs, targets):
+        return (outputs + 1e-6 * torch.rand_like(outputs)).square().mean()
+
+    lessons = [*clients_of(trainer, "mlp", Objective(loss))]
+    before = [{key: value.clone() for key, value in own.entries.items()} for own in lessons]
+    with pytest.raises(UnstackableError, match="draws random numbers"):
+        Group(trainer, 5, {}).train(tuple(stages_of(trainer, [{}])), lessons)
+    for lesson, entries in zip(lessons, before, strict=True):
+        assert all(torch.equal(lesson.entries[key], value) for key, value in entries.items())
+
+
 def test_outputs_are_those_of_each_client():
     trainer = trainer_of("lenet5")
     lessons = [*clients_of(trainer, "lenet5")]
@@ -307,7 +322,8 @@ class Around(OddWeights):
     (nn.PReLU(), ""),
     (nn.Conv1d(4, 4, 1, padding_mode="circular"), "cannot"),
     (Mixes(), "outputs for a sample depend on other samples"),
-    (nn.Dropout(0.5), "dropout"),
+    (nn.Dropout(0.5), "as dropout does"),
+    (nn.RReLU(), "draws random numbers"),
     (Around(), "BatchNorm"),
     (nn.BatchNorm1d(4, momentum=None), "momentum"),
 ])  # fmt: skip

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fedapps.core import log
 from fedapps.core.errors import named
+from fedapps.data.spec import FLOAT, WHOLE, Spec
 from fedapps.models.layers import run
 from fedapps.models.norms import uses_batch_statistics
+from fedapps.models.training_pass import draws
 from fedapps.training.batches import gather
 from fedapps.training.objective import Objective
 from fedapps.training.plan import Stage
@@ -84,7 +86,7 @@ class Group:
     def train(self, stages: Sequence[Stage], lessons: Sequence[Lesson]) -> None:
         """Execute the same stages for all lessons; each gets its new entries, and what was done.
 
-        Raises `NotFiniteError`, or what a loss raises; then nothing of the lessons has changed.
+        Raises what `GroupRun` or a loss raises; then nothing of the lessons has changed.
         """
         done = GroupRun(self.trainer, self.model, lessons).run(stages)
         for place, lesson in enumerate(lessons):
@@ -141,6 +143,10 @@ def _check(trainer: Trainer, initial: Mapping[str, np.ndarray]) -> None:
     rounding is no excuse. This finds a forward that mixes the samples of its batch. The weights
     are near the initial ones, and none is 0: behind a head of zeros, nothing would be seen.
     """
+    example = trainer.profile.example()
+    whole = not example.is_floating_point()
+    if draws(trainer.model, Spec(tuple(example.shape[1:]), WHOLE if whole else FLOAT, 2)):
+        raise UnstackableError("forward draws random numbers when it trains, as dropout does")
     model = copy.deepcopy(trainer.model).double()
     draw = torch.Generator().manual_seed(0)
     state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
@@ -157,8 +163,6 @@ def _check(trainer: Trainer, initial: Mapping[str, np.ndarray]) -> None:
     entries, inputs = list[dict[str, Tensor]](), list[Tensor]()
     for _ in range(2):
         entries.append({key: near(key, value) for key, value in state.items()})
-        example = trainer.profile.example()
-        whole = not example.is_floating_point()
         inputs.append((2 * drawn(example)).to(example.dtype) if whole else drawn(example))
     stacked = StackedModel(model)
     names = trainer.layout.names

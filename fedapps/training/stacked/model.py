@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from fedapps.models.norms import batch_norms
-from fedapps.training.costs import has_dropout
 from fedapps.training.stacked.layers import NATIVE, Places
 
 Entries = Mapping[str, Tensor]  # of a model's state, by name; stacked ones are [k, ...]
@@ -30,13 +29,10 @@ class UnstackableError(Exception):
 class StackedModel:
     """A copy of `model` for k clients, once entries [k, ...] have been loaded into it.
 
-    Raises `UnstackableError` for a model with dropout, whose draws would depend on the group, and
-    for what else cannot be stacked.
+    Raises `UnstackableError` for a model that cannot be stacked.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if has_dropout(model):
-            raise UnstackableError("dropout draws its masks for one client after the other")
         if len([*model.parameters()]) < len([*model.named_parameters(remove_duplicate=False)]):
             raise UnstackableError("two layers share their weights")
         self.module, self.places = copy.deepcopy(model), Places()

@@ -17,7 +17,7 @@ from fedapps.training.draw import Draw
 from fedapps.training.objective import Objective
 from fedapps.training.optimizers import Optimizer, optimizer
 from fedapps.training.plan import Stage
-from fedapps.training.stacked.model import StackedModel, stack
+from fedapps.training.stacked.model import StackedModel, UnstackableError, stack
 from fedapps.training.stacked.schedule import Batch, Schedule, Steps
 from fedapps.training.stage_run import add_proximal
 from fedapps.training.trainer import Trainer, check_anchor, threshold_of
@@ -63,7 +63,8 @@ class GroupRun:
     def run(self, stages: Sequence[Stage]) -> dict[int, Lesson]:
         """Train; return new lessons by their place among those that were given.
 
-        Raises `NotFiniteError` if the training of a client diverges.
+        Raises `NotFiniteError` if the training of a client diverges, and `UnstackableError` if its
+        steps draw random numbers.
         """
         layout, epoch = self.trainer.layout, 0
         pulled = layout.keys_of(tuple(name for s in stages if s.prox_mu for name in s.layers))
@@ -136,6 +137,7 @@ class GroupRun:
         parameters, rows = dict[str, nn.Parameter](), 0
         mover: Optimizer | None = None
         self._spoil(stage)
+        before = self._generators()
         for step in range(len(schedule.sizes)):
             batch = schedule.batch(step)
             if len(batch.share) != rows:
@@ -155,6 +157,8 @@ class GroupRun:
                 clip_rows([p.grad for p in parameters.values()], thresholds[:rows])
             mover.step()
             sums[:rows] += values.detach() * batch.sizes
+        if not torch.equal(before, self._generators()):
+            raise UnstackableError("a step draws random numbers, and not by each client's seed")
         for own, total in zip(self.lessons, sums.cpu().tolist(), strict=True):
             own.done.loss += total
             if not math.isfinite(total):
@@ -174,6 +178,12 @@ class GroupRun:
             assert loss is not None
             losses.append(loss(outputs[row, :size], targets[row, :size]))
         return torch.stack(losses)
+
+    def _generators(self) -> Tensor:
+        """Return the state of torch's generators that a step can draw from."""
+        device = next(iter(self.entries.values())).device
+        on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return torch.cat([torch.get_rng_state(), *on_gpu])
 
     @torch.no_grad()
     def _spoil(self, stage: Stage) -> None:
