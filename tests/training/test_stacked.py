@@ -317,8 +317,18 @@ class Around(OddWeights):
         self.norm = nn.BatchNorm1d(4)
 
 
+class OddGradient(nn.Module):
+    """Its outputs mix nothing, but the gradient of each sample depends on the batch."""
+
+    def forward(self, x):
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient / gradient.norm())
+        return x
+
+
 @pytest.mark.parametrize(("middle", "problem"), [
     (OddWeights(), ""),
+    (OddGradient(), "gradients"),
     (nn.PReLU(), ""),
     (nn.Conv1d(4, 4, 1, padding_mode="circular"), "cannot"),
     (Mixes(), "outputs for a sample depend on other samples"),
@@ -339,6 +349,29 @@ def test_a_model_says_why_it_cannot_be_stacked(middle, problem):
     initial = take(model, layout.keys_of(layout.names))
     next(model.parameters()).data[0] = float("nan")  # training has diverged before
     found = Group(trainer, 2, initial).problem
+    assert problem in found and bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_model_whose_parameters_have_hooks_is_not_stacked(hook):
+    """A copy has none of them."""
+    trainer = trainer_of("mlp")
+    handle = getattr(next(trainer.model.parameters()), hook)(lambda found: None)
+    assert "hook" in Group(trainer, 2, {}).problem
+    handle.remove()
+    assert Group(trainer, 2, {}).problem == ""
+
+
+@pytest.mark.parametrize(("option", "problem"), [
+    ({}, ""),
+    ({"padding_idx": 5}, "Embedding with padding_idx"),
+    ({"scale_grad_by_freq": True}, "or scale_grad_by_freq"),
+])  # fmt: skip
+def test_embeddings_with_gradients_of_their_own_kind_are_not_stacked(option, problem):
+    """The check draws neither token 5 nor batches of different sizes."""
+    model = nn.Sequential(nn.Embedding(11, 3, **option), nn.Flatten(), nn.Linear(18, 5))
+    trainer = Trainer(profile(model, layout_of(model, 1, "shared", False), (6,), torch.int64), 8)
+    found = Group(trainer, 2, {}).problem
     assert problem in found and bool(found) == bool(problem)
 
 

@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedapps.core import log
 from fedapps.core.errors import named
 from fedapps.data.spec import FLOAT, WHOLE, Spec
-from fedapps.models.layers import run
+from fedapps.models.layers import Slice, run
 from fedapps.models.norms import uses_batch_statistics
 from fedapps.models.training_pass import draws
 from fedapps.training.batches import gather
@@ -135,19 +135,21 @@ def chosen(trainer: Trainer) -> int:
     return 0
 
 
-@torch.no_grad()
 def _check(trainer: Trainer, initial: Mapping[str, np.ndarray]) -> None:
     """Raise `UnstackableError` if the stacked model computes something else than the model.
 
     Two clients with different weights and two samples each are compared in float64, in which
-    rounding is no excuse. This finds a forward that mixes the samples of its batch. The weights
-    are near the initial ones, and none is 0: behind a head of zeros, nothing would be seen.
+    rounding is no excuse. This finds a forward that mixes the samples of its batch, and gradients
+    that hooks change. The weights are near the initial ones, and none is 0: behind a head of zeros,
+    nothing would be seen.
     """
     example = trainer.profile.example()
     whole = not example.is_floating_point()
     if draws(trainer.model, Spec(tuple(example.shape[1:]), WHOLE if whole else FLOAT, 2)):
         raise UnstackableError("forward draws random numbers when it trains, as dropout does")
-    model = copy.deepcopy(trainer.model).double()
+    stacked = StackedModel(trainer.model)  # a copy of it would have lost its hooks
+    stacked.module.double()
+    model = copy.deepcopy(trainer.model).double().requires_grad_()
     draw = torch.Generator().manual_seed(0)
     state = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     state |= {k: torch.from_numpy(np.array(v)).to(state[k]) for k, v in initial.items()}
@@ -164,16 +166,29 @@ def _check(trainer: Trainer, initial: Mapping[str, np.ndarray]) -> None:
     for _ in range(2):
         entries.append({key: near(key, value) for key, value in state.items()})
         inputs.append((2 * drawn(example)).to(example.dtype) if whole else drawn(example))
-    stacked = StackedModel(model)
     names = trainer.layout.names
     for training in (True, False):
-        parts = []
+        model.train(training), stacked.module.train(training)
+        alone = []
         for own, x in zip(entries, inputs, strict=True):
-            model.train(training).load_state_dict(own, strict=False)
-            parts.append(run(model, x, names))
+            model.load_state_dict(own, strict=False)
+            alone.append(_passed(model, x, names))
         stacked.load({key: stack([own[key] for own in entries]) for key in state})
-        stacked.module.train(training)
-        together = run(stacked.module, torch.cat(inputs), names)
-        wanted = torch.cat(parts)
-        if together.shape != wanted.shape or not torch.allclose(together, wanted, CLOSE, CLOSE):
-            raise UnstackableError("its outputs for a sample depend on other samples of the batch")
+        together = _passed(stacked.module, torch.cat(inputs), names, len(entries))
+        for what, found in together.items():
+            wanted = torch.cat([own[what] for own in alone])
+            least = CLOSE * float(wanted.abs().max())
+            if found.shape != wanted.shape or not torch.allclose(found, wanted, CLOSE, least):
+                raise UnstackableError(f"its {what} for a sample depend on other samples")
+
+
+def _passed(model: nn.Module, x: Tensor, names: Slice, clients: int = 1) -> dict[str, Tensor]:
+    """Return the outputs of a batch and, in training, gradients [k, n] of the clients' weights."""
+    with torch.set_grad_enabled(model.training):
+        outputs = run(model, x, names)
+        if not model.training:
+            return {"outputs": outputs}
+        loss = outputs.sin().sum()  # its gradient is another one for each output
+        found = torch.autograd.grad(loss, [*model.parameters()], materialize_grads=True)
+    rows = torch.cat([value.reshape(clients, -1) for value in found], 1)
+    return {"outputs": outputs.detach(), "gradients": rows}

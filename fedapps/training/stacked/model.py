@@ -35,6 +35,8 @@ class StackedModel:
     def __init__(self, model: nn.Module) -> None:
         if len([*model.parameters()]) < len([*model.named_parameters(remove_duplicate=False)]):
             raise UnstackableError("two layers share their weights")
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+            raise UnstackableError("a parameter has a hook for its gradient")
         self.module, self.places = copy.deepcopy(model), Places()
         self.names = {name for name, _ in model.named_parameters()}
         self.fixed = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
@@ -99,8 +101,12 @@ def _native(module: nn.Module) -> type[nn.Module] | None:
         module.batch_first and module.in_proj_weight is not None and module.bias_k is None
     ):
         raise UnstackableError("attention without the batch first, or of different sizes")
-    if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm):
-        return None
+    if isinstance(module, nn.Embedding):
+        # `vmap` trains the padding, and a batch that is filled up has more of a token.
+        if module.padding_idx is not None or module.scale_grad_by_freq:
+            raise UnstackableError("Embedding with padding_idx or scale_grad_by_freq")
+        if module.max_norm:
+            return None
     if isinstance(module, nn.LayerNorm) and not module.elementwise_affine:
         return None
     return NATIVE.get(type(module))
