@@ -83,7 +83,7 @@ class Regression(Task):
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean squared error of each sample, over its values, scaled."""
         errors = mse_loss(output.view_as(target), self._scaled(target), reduction="none")
-        return errors.view(len(target), -1).mean(1)
+        return errors.reshape(len(target), -1).mean(1)
 
     def predict(self, output: Tensor) -> Tensor:
         """Return the outputs in the targets' unit; [n] if a target is a single number."""

@@ -210,6 +210,15 @@ def test_the_loss_is_a_mean_over_samples(name):
     torch.testing.assert_close(task.loss(output, target), each.mean())
 
 
+def test_numbers_for_each_step_may_have_any_strides():
+    """Such as those of a `Conv1d` whose channels are moved behind the steps."""
+    draw = torch.Generator().manual_seed(0)
+    output, target = torch.randn(N, 3, T, generator=draw), torch.randn(N, T, 3, generator=draw)
+    found = TASKS["regression"].losses(output.transpose(1, 2), target)
+    wanted = (output.permute(0, 2, 1) - target).square().sum((1, 2)) / (3 * T)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_better_value_is_a_lower_one_where_the_metric_is_an_error():
     accuracy, mae = TASKS["classification"].lead, TASKS["regression"].lead
     assert accuracy.is_better(0.6, 0.5) and not accuracy.is_better(0.5, 0.5)
