@@ -220,6 +220,9 @@ def _wrong(model: object, make: Callable[[], nn.Module]) -> str:
             return f"{key} is {value.dtype}: must be float32"
         if not value.isfinite().all():
             return f"{key} has values that are not finite"
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            return f"{path} has sparse=True: its gradients must be dense, so leave this out"
     if differ := _differences(model.state_dict(), make().state_dict()):
         return f"{differ[0]} differs the next time: use torch's random numbers and nothing else"
     return ""

@@ -184,6 +184,8 @@ def test_a_file_and_its_path_are_the_same_model(mine):
     ("import random" + NET.replace(
         "self.layers", "self.mid.bias.data[0] = random.random(); self.layers"),
      "mid.bias differs the next time"),
+    (NET.replace("self.mid =", "self.stem.table = nn.Embedding(2, 2, sparse=True); self.mid ="),
+     r"stem\.table has sparse=True: its gradients must be dense, so leave this out"),
     (forwards("return y, y"), "forward returned a tuple: must return a Tensor"),
     (forwards("self.mid.bias.data += 1"), "forward in eval mode changes mid.bias"),
     (forwards("y = y + torch.randn(1)"), "forward in eval mode gives other outputs the second"),
