@@ -103,6 +103,7 @@ def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...])
         sum(part.shape[0] for part in inputs[:-1]),
         Normalization() if spec.is_whole else None,
         Rows(inputs),
+        truths=targets[0].dtype.kind == "b",
     )
 
 

@@ -23,7 +23,8 @@ class Dataset:
     `normalization`, the training samples of the run give it (`normalized`), and so the `scaling` of
     targets that are learned as numbers. If the data say who a sample is from, `groups` are [N], and
     name a subject, a user or a hospital. `names` are those of the classes, if the data have them,
-    and are `named` if they are written beside the samples, and not found in them;
+    and are `named` if they are written beside the samples, and not found in them; targets that were
+    stored as booleans are `truths`;
     `columns` and `target_column` those of a table, as the keys of these names write them. `missing`
     is the key of this name. `told` are lines that a user has to know.
     """
@@ -38,6 +39,7 @@ class Dataset:
     groups: np.ndarray | None = None
     names: tuple[str, ...] = ()
     named: bool = False
+    truths: bool = False
     columns: str = ""
     target_column: str = ""
     missing: str = "refuse"

@@ -37,14 +37,22 @@ __all__ = [
 ]
 
 
-def task_for(name: str, inputs: Spec, targets: Spec, data: str, names: Sequence[str] = ()) -> Task:
+def task_for(
+    name: str,
+    inputs: Spec,
+    targets: Spec,
+    data: str,
+    names: Sequence[str] = (),
+    truths: bool = False,
+) -> Task:
     """Return the task of this name; `auto` finds it by the targets of the data set `data`.
 
     Floats are a regression; a label for each sample is a classification; truth values are
-    multilabel, with `names` of labels also if there are as many as steps; a whole number for each
-    step is tokens. Raises `RunError` if the targets do not fit, with `names` of classes.
+    multilabel, also if there are as many as steps, if labels have `names` or were booleans
+    (`truths`); a whole number for each step is tokens. Raises `RunError` if the targets do not fit,
+    with `names` of classes.
     """
-    task = TASKS[name] if name != AUTO else _by_targets(inputs, targets, names)
+    task = TASKS[name] if name != AUTO else _by_targets(inputs, targets, bool(names) or truths)
     try:
         task.check(targets, inputs)
     except ValueError as error:
@@ -73,10 +81,10 @@ def specs_of_devices(settings: Settings) -> tuple[Spec, Spec]:
     return task.declared(settings.shape, settings.num_classes)
 
 
-def _by_targets(inputs: Spec, targets: Spec, names: Sequence[str]) -> Task:
+def _by_targets(inputs: Spec, targets: Spec, are_labels: bool) -> Task:
     if not targets.is_whole:
         return TASKS["regression"]
     if not targets.shape:
         return CLASSIFICATION
-    steps = inputs.is_whole and inputs.shape == targets.shape and not names
+    steps = inputs.is_whole and inputs.shape == targets.shape and not are_labels
     return TASKS["tokens" if steps or targets.choices > 2 else "multilabel"]

@@ -44,7 +44,8 @@ class RunData:
     ) -> None:
         self.settings = settings
         found = dataset or _load(settings, pooled)
-        task = task_for(settings.task, found.inputs, found.targets, found.name, found.names)
+        about = found.name, found.names, found.truths
+        task = task_for(settings.task, found.inputs, found.targets, *about)
         values = task.values(found.target_values)
         found = replace(found, targets=task.learned(found.targets), target_values=values)
         if client is None:

@@ -9,6 +9,7 @@ from fedapps.core.config import parse, read
 from fedapps.core.errors import RunError
 from fedapps.data import Form, load, notes
 from fedapps.data.spec import Spec
+from fedapps.training.run_data import RunData
 from fedapps.training.workspace import Workspace
 
 N, TEST = 60, 20
@@ -191,6 +192,15 @@ def test_classes_as_rows_with_a_single_1_are_told(dtype, learned, own):
     rows[4] = (1, 0, 1) if dtype is bool else 0
     told = notes(load(str(own(arrays("table"), rows)), ""), "merged")
     assert "exactly one" not in "".join(told) and len(told) == (dtype is float)
+
+
+@pytest.mark.parametrize(("dtype", "task"), [(bool, "multilabel"), (int, "tokens")])
+def test_booleans_are_no_tokens_if_a_text_has_as_many(dtype, task, own):
+    path = own(arrays("tokens"), np.random.default_rng(0).random((N + TEST, 9)) > 0.5)
+    with np.load(path) as stored:
+        np.savez(path, **{k: v.astype(dtype if "targets" in k else int) for k, v in stored.items()})
+    run = RunData(read(parse([f'dataset="{path}" partitioner="iid" num-clients=4 device="cpu"'])))
+    assert run.task.name == task
 
 
 @pytest.mark.parametrize(("model", "takes", "more"), [
