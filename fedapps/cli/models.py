@@ -8,6 +8,7 @@ files of your own in models/ are listed, too.
 method on random samples, except for split learning, which needs a server.
 
     fedapps models --check mine --shape 1,28,28
+    fedapps models --check mine --targets tokens    # such as one that writes texts on
 """
 
 import argparse
@@ -35,6 +36,14 @@ SHAPES = {
     "images": (3, 32, 32), "series": (128, 6), "tables": (32,), "tokens": (64,),
     "values": (4, 4, 4, 4),
 }  # fmt: skip
+NOT_IMAGES = tuple(SHAPES)[1:]
+TARGETS = {  # what has to be predicted, and for which samples
+    "labels": (*SHAPES,),
+    "numbers": NOT_IMAGES,
+    "truths": NOT_IMAGES,
+    "tokens": ("series", "tokens"),
+    "steps": ("series", "tokens"),
+}
 TOKENS, CLASSES = 100, 10
 ROUNDS = 4  # with which methods get past their warm-up; some also divide the epochs of a round
 
@@ -48,12 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         help="with --check: the shape of a sample, such as 1,28,28 for images, 128,6 for series",
     )
+    parser.add_argument(
+        "--targets",
+        choices=TARGETS,
+        help="with --check: what it predicts, a label of a sample if this is left out; numbers, "
+        "truths (truth values), tokens (the next one at each step), or steps (a number for each)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or how a model of one's own was tried."""
-    if options.shape and options.check is None:
-        raise RunError(f"--shape {options.shape}: is for --check; name a model there")
+    given = {key: getattr(options, key) for key in ("shape", "targets")}
+    asked = " ".join(f"--{key} {value}" for key, value in given.items() if value)
+    if asked and options.check is None:
+        raise RunError(f"{asked}: is for --check; name a model there")
     if options.markdown and options.check is not None:
         raise RunError("--markdown prints all models; leave out --check")
     if options.check is None:
@@ -68,12 +85,15 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise RunError(str(error)) from error
     shape = listed.shape(options.shape, "--shape") if options.shape else ()
-    kinds = [kind for kind in takes if len(shape) in (0, len(SHAPES[kind]))]
+    targets = options.targets or "labels"
+    able = TARGETS[targets]
+    kinds = [kind for kind in takes if kind in able and len(shape) in (0, len(SHAPES[kind]))]
     if not kinds:
-        raise RunError(f"--shape {options.shape}: {options.check} takes {', '.join(takes)}")
+        needs = f"; {targets} are for {', '.join(able)}" * bool(options.targets)
+        raise RunError(f"{asked}: {options.check} takes {', '.join(takes)}{needs}")
     for kind in kinds:
         try:
-            for line in tried(options.check, kind, shape or SHAPES[kind]):
+            for line in tried(options.check, kind, shape or SHAPES[kind], targets):
                 print(line)
         except RunError as error:
             if error.__cause__ is None or takes != own.KINDS:  # not an error of the author's code
@@ -110,7 +130,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             yield name, "", str(error), ""
 
 
-def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
+def tried(name: str, kind: str, shape: tuple[int, ...], targets: str) -> Iterator[str]:
     """Train rounds of every method on random samples; yield a line for each.
 
     A method that cannot train the model says why. Raises `RunError` if the model cannot be built,
@@ -126,14 +146,15 @@ def tried(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[str]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.npz"
-        write_npz(path, _samples(kind, shape))
+        write_npz(path, _samples(kind, shape, targets))
         keys = f'dataset="{path}" runs-dir="{folder}" device="cpu" partitioner="iid" num-clients=2'
         keys += f" min-samples=2 fraction-train=1.0 local-epochs=2 num-rounds={ROUNDS}"
         keys += f' finetune-epochs=1 model="{name}"'
         space = Workspace(config.read(config.parse([keys])))
         inputs = space.dataset.inputs
         check_training(name, space.model, inputs)
-        for odd in own.oddities(space.model, inputs, space.layout.parameters, True):
+        about = space.layout.parameters, space.task.has_classes
+        for odd in own.oddities(space.model, inputs, *about):
             if isinstance(odd, RunError):
                 raise RunError(f'model = "{name}": {odd}') from odd
             yield f"{name}: {odd}"
@@ -171,8 +192,8 @@ def _trained(settings: "Settings") -> tuple[str, ...]:
     return made.layout.layers_of(key for key, value in now.items() if (value != before[key]).any())
 
 
-def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":
-    """Return random samples with random labels, as arrays of an .npz file."""
+def _samples(kind: str, shape: tuple[int, ...], targets: str) -> "dict[str, np.ndarray]":
+    """Return random samples with random targets, as arrays of an .npz file."""
     import numpy as np
 
     draws = np.random.default_rng(0)
@@ -183,6 +204,11 @@ def _samples(kind: str, shape: tuple[int, ...]) -> "dict[str, np.ndarray]":
         values = draws.integers(TOKENS, size=(size, *sides, channels))
         types = {"images": np.uint8, "tokens": np.int64}
         found[f"{part}_{name}"] = values.astype(types.get(kind, np.float32))
-        targets = "labels" if kind == "images" else "targets"
-        found[f"{part}_{targets}"] = np.arange(size) % CLASSES
+        found[f"{part}_{'labels' if kind == 'images' else 'targets'}"] = {
+            "labels": np.arange(size) % CLASSES,
+            "numbers": draws.normal(size=size),
+            "truths": draws.random((size, CLASSES)) < 0.5,
+            "tokens": draws.integers(TOKENS, size=(size, shape[0])),
+            "steps": draws.normal(size=(size, shape[0], 1)),
+        }[targets]
     return found

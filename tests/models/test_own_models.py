@@ -414,8 +414,31 @@ def test_the_command_tries_all_methods_though_some_fail(mine, capsys):
         assert f"mine: {method} learns tables [7] with body, head" in lines
 
 
+TABLES = NET + "\ntakes = 'tables'"
+EACH_STEP = NET.replace("inputs.size", "1 if inputs.is_whole else inputs.shape[-1]").replace(
+    "x.flatten(1)", "x[..., None].float() if x.dim() == 2 else x"
+)
+
+
+@pytest.mark.parametrize(("text", "words", "told"), [
+    (EACH_STEP, ["--targets", "tokens", "--shape", "8"], "learns tokens [8] with body, head"),
+    (EACH_STEP, ["--targets", "steps", "--shape", "8,2"], "learns series [8, 2] with body, head"),
+    (TABLES, ["--targets", "numbers", "--shape", "7"], "learns tables [7] with body, head"),
+    (TABLES, ["--targets", "truths", "--shape", "7"], "learns tables [7] with body, head"),
+])  # fmt: skip
+def test_the_command_tries_models_for_targets_of_each_kind(
+    mine, capsys, monkeypatch, text, words, told
+):
+    monkeypatch.setattr(registry, "names", lambda: ("fedavg", "fedbabu"))
+    mine(text)
+    assert cli.main(["models", "--check", "mine", *words]) == 0
+    assert f"mine: fedavg {told}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("text", "words", "line"), [
     (NET + "\ntakes = 'series'", ["--shape", "3,8,8"], "--shape 3,8,8: mine takes series"),
+    (TABLES, ["--targets", "steps"],
+     "--targets steps: mine takes tables; steps are for series, tokens\n"),
     (counting("self.n = 0", "self.n += self.training"), ["--shape", "7"],
      "forward in training changes n: only persistent buffers may change\n"),
     (forwards("assert not self.training"), ["--shape", "7"], "cannot train: AssertionError"),
