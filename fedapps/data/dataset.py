@@ -79,6 +79,13 @@ class Dataset:
             found.update(block.data)
         return found.hexdigest()[:16]
 
+    @cached_property
+    def sample_digests(self) -> np.ndarray:
+        """A short digest of each sample's inputs, by which it is known again: uint64 [N]."""
+        rows = (row for block in self.rows.blocks() for row in block) if self.rows else ()
+        found = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+        return np.frombuffer(b"".join(found), np.uint64)
+
     def tensors(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples `indices`: inputs [n, *shape], normalized, and targets [n, ...].
 

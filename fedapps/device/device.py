@@ -27,7 +27,7 @@ from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
-from fedapps.device import initial, personalized, spending
+from fedapps.device import initial, personalized, spending, trained
 from fedapps.device.node_config import NodeConfig
 from fedapps.engine.store import EARLIER_RUN, TRAINED_ON, ClientStore, data_changed
 from fedapps.method.flower import BaseClient
@@ -113,8 +113,7 @@ class Device(NodeConfig):
         tables = tables_in_use(values) - TABLES.keys()  # also that of a method to build on
         own = {key: v for key, v in values.items() if key.partition(".")[0] in tables}
         about = [space.layout.shapes, space.layout.head, own, settings.bn_local, settings.bn_stats]
-        text = json.dumps(about, sort_keys=True).encode()
-        digest = hashlib.sha256(text).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
         model = folder_name(settings.model)  # which can be a path, and comes from the server
         folder = self.state_dir / f"{settings.strategy}-{model}-{digest}"
         run = info.run_id or info.run_dir
@@ -132,7 +131,9 @@ class Device(NodeConfig):
         remove_left_over(self.state_dir)
         whole = space.dataset.num_train == len(space.dataset.target_values)
         changed = before and before.data not in ("", now.data)
+        samples = space.dataset, space.population.share(self.client)
         drawn = whole and before and (before.split not in ("", split) or (changed and not last))
+        drawn = drawn or (whole and changed and trained.tests(folder, *samples))
         if before and before.run == run:
             if before.client != self.client:
                 raise RunError(
@@ -154,6 +155,8 @@ class Device(NodeConfig):
                 told = "its data, or the split, have changed since its last run"
                 log.warning("client %s: %s%s", self.client, told, TRAINED_ON)
             self._begin(replace(store, owner=""), settings.client_state)
+        if last and whole and (drawn or not before or before.data != now.data):
+            trained.note(folder, *samples)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store
 
@@ -284,9 +287,8 @@ def claim(state_dir: Path) -> None:
 
 def _ours(path: Path) -> bool:
     """Tell whether a path is a device's model or state, so that its folder is a device's, too."""
-    if path.name == personalized.FILE:
-        return True
-    return bool(_STATE.fullmatch(path.name)) and (path / "run.json").is_file()
+    state = bool(_STATE.fullmatch(path.name)) and (path / "run.json").is_file()
+    return state or path.name == personalized.FILE
 
 
 def private(folder: Path) -> None:

@@ -31,7 +31,7 @@ CHANGED = "data-changed"  # a file, and an event: the data are others than at th
 DRAWN = b"drawn"  # in this file, if test samples were drawn anew
 TRAINED_ON = (  # if a device draws its test samples from all that it has
     ", and samples that it is scored on now may have been trained on then; give it a test part of"
-    " its own, or set split=last in all runs and append new samples"
+    " its own, or set split=last in all runs and append new samples, in files whose names come last"
 )
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
 FLAT = 10_000  # up to so many clients, their folders lie side by side

@@ -1,5 +1,6 @@
 """A device's own data and its node-config: what fits, and one line for what does not."""
 
+import itertools
 import shutil
 from functools import partial
 
@@ -12,9 +13,14 @@ from PIL import Image
 from fedapps import data
 from fedapps.core import config
 from fedapps.core.errors import RunError
+from fedapps.data.dataset import Dataset
+from fedapps.data.npz import Rows, held
+from fedapps.data.partition import Share
 from fedapps.data.spec import Spec, image_spec, label_spec
+from fedapps.device import trained
 from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import unpack_hello
+from fedapps.wire.requests import RoundInfo
 from tests.device.helpers import RUN, put
 from tests.support.marks import extra
 
@@ -312,6 +318,42 @@ def test_another_draw_of_the_same_data_is_a_new_split_too(
     assert told == [0, *changes.values()]
 
 
+@pytest.mark.parametrize(("before", "after", "warned"), [
+    (range(10), range(16), True),  # 10.csv comes before 2.csv
+    (range(10), range(7), True),  # the newest are lost
+    (range(10, 20), range(10, 23), False),
+    (range(10, 20), range(14, 22), False),  # and the oldest are gone
+])  # fmt: skip
+def test_with_the_last_samples_a_device_says_when_it_tests_on_what_it_trained_on(
+    before, after, warned, flat_config, nodes, tmp_path, capsys
+):
+    """Recordings of two classes, one window each; each night in its own process."""
+    keys = 'strategy="fedper" model="mlp" columns="x" window=4 input-shape="4,1" split="last"'
+    keys += ' class-names="idle,walking" num-classes=2'
+    settings, folder = config.read(flat_config(RUN, keys)), tmp_path / "own"
+    device = Device.of(nodes[0] | {"data": str(folder)})
+
+    def night(run, numbers):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, of in itertools.product(("idle", "walking"), numbers):
+            path = folder / name / f"{of}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"x\n{of}\n{len(name)}\n0\n0\n")
+        space = device_workspace(settings, device)
+        share, values = space.population.share(0), space.dataset.rows.read
+        store = device.store(space, RoundInfo("/runs/x", "", run_id=run))
+        told = "it is scored on now may have been trained on then" in capsys.readouterr().out
+        samples = ({row.tobytes() for row in values(rows)} for rows in (share.train, share.test))
+        return *samples, told, store.folder
+
+    seen, *_ = night("a", before)
+    _, tested, told, state = night("b", after)
+    assert (bool(seen & tested), told) == (warned, warned)
+    night("c", before)
+    (state / "trained").unlink()  # as an earlier version left it
+    assert not night("d", after)[2]
+
+
 @pytest.mark.parametrize(("parts", "split", "mixed"), [
     (["train"], "merged", True),
     (["train"], "last", False),
@@ -339,10 +381,30 @@ def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
     if mixed:
         told += (
             ", and samples that it is scored on now may have been trained on then; give it a test"
-            " part of its own, or set split=last in all runs and append new samples"
+            " part of its own, or set split=last in all runs and append new samples, in files whose"
+            " names come last"
         )
     lines = capsys.readouterr().out.splitlines()
     assert f"warning: client 0: {told}" in lines
     assert f"warning: round 2: client 0: {told}" in lines
     events = [[*row.values()] for row in read_csv(folder, "events.csv")]
     assert ["2", "0", "data-changed", told] in events
+
+
+@pytest.mark.parametrize(("before", "train", "test", "moved"), [
+    ([1, 2, 3], [1, 2, 3, 4], [5, 6], False),
+    ([1, 2, 3], [1, 2, 4], [3, 5], True),
+    ([0, 0, 1], [0, 0, 1], [0], False),  # as in the old ones, there was no motion in the new one
+    ([0, 0, 1], [0, 1], [0], True),
+    ([0, 0, 1], [0, 1], [2], False),
+])  # fmt: skip
+def test_of_equal_samples_as_many_stay_in_the_training_part(before, train, test, moved, tmp_path):
+    def noted(train, test):
+        values = np.array([*train, *test], np.float32)[:, None]
+        rows = Rows((held(tmp_path, "inputs", values),))
+        dataset = Dataset("x", Spec((1,)), label_spec(2), np.zeros(len(values)), 0, rows=rows)
+        return dataset, Share(*np.split(np.arange(len(values)), [len(train)]))
+
+    trained.note(tmp_path, *noted(before, [9]))
+    assert trained.tests(tmp_path, *noted(train, test)) == moved
+    assert not trained.tests(tmp_path / "none", *noted(train, test))
