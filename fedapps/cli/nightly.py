@@ -115,9 +115,18 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
                     pass
         mine = expanded(str(values["resume"]))
         if values["resume"] == LATEST:
-            if not book.runs or book.runs[-1].finished:
-                raise RunError(f"--resume: the last run of {folder} has finished; start a new one")
-            mine = folder / book.runs[-1].folder
+            last = book.runs[-1] if book.runs else None
+            if last is None or last.finished:
+                told = "; start a new one"
+                start = last if last and last.run == book.start else None
+                if (
+                    options.key
+                    and start
+                    and _state(folder / start.folder / MODEL, None) == "unsigned"
+                ):
+                    told = ", but is not signed; --sign it or --roll-back"
+                raise RunError(f"--resume: the last run of {folder} has finished{told}")
+            mine = folder / last.folder
             options.resume = str(mine)
         elif not values["resume"]:
             names = (f"run-{number:04}" for number in count(len(book.runs) + 1))

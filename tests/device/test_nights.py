@@ -158,6 +158,17 @@ def test_with_a_key_an_unsigned_model_is_no_start_until_somebody_signs_it(night,
     assert night("--key", key)[0] == 0
 
 
+def test_a_finished_night_that_is_not_signed_is_not_to_be_resumed_but_signed(night, key, tmp_path):
+    """As after a dropped connection: the run goes on without the command that would sign it."""
+    assert night()[0] == 0
+    begin = f"error: --resume: the last run of {tmp_path / 'federation'} has finished"
+    assert night("--resume") == (1, "", f"{begin}; start a new one\n")
+    unsigned = f"{begin}, but is not signed; --sign it or --roll-back\n"
+    assert night("--resume", "--key", key) == (1, "", unsigned)
+    assert night("--roll-back", new=False)[0] == 0
+    assert night("--resume", "--key", key) == (1, "", f"{begin}; start a new one\n")
+
+
 def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
     def states(*words):
         lines = night("--history", *words, new=False)[1].splitlines()
