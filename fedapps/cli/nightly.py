@@ -15,6 +15,7 @@ signed as soon as it is there, and a later run starts from a signed model only.
 
 import argparse
 from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,18 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Do what the options say; return the exit status. Raises `RunError`."""
     from fedapps.core import config, signing
-    from fedapps.report.directory import MODEL
 
     if options.make_key:
         print(f"{signing.make_key(options.make_key)} is for the devices (model-key)")
         return 0
     if options.sign:
-        if options.key is None:
-            raise RunError("--sign: needs a key; use --key FILE")
-        model = options.sign / MODEL if options.sign.is_dir() else options.sign
-        signing.sign(model, options.key)
-        print(f"signed: {model}")
-        return 0
+        return _sign(options.sign, options.key)
     if options.key:  # a mistake shows now, not after the night
         (signing.public_key if options.history else signing.private_key)(options.key)
     for name in ELSEWHERE if options.node_config else ():
@@ -95,6 +90,26 @@ def run(options: argparse.Namespace) -> int:
     if options.roll_back is not None:
         return _roll_back(folder, options.roll_back)
     return _night(options, folder, values)
+
+
+def _sign(given: Path, key: Path | None) -> int:
+    """Sign a model, or that of a run, which must have finished: its end makes a signature void."""
+    from fedapps.core import signing
+    from fedapps.engine import resume
+    from fedapps.report import about, directory
+
+    if key is None:
+        raise RunError("--sign: needs a key; use --key FILE")
+    model = given / directory.MODEL if given.is_dir() else given
+    run = directory.whole(model.parent)
+    with ExitStack() as stack:
+        if (run / about.FILE).exists():
+            stack.enter_context(resume.alone(run))
+            if not directory.has_finished(run):
+                raise RunError(f"{run}: has not finished; --resume it before you sign its model")
+        signing.sign(model, key)
+    print(f"signed: {model}")
+    return 0
 
 
 def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:

@@ -169,6 +169,27 @@ def test_a_finished_night_that_is_not_signed_is_not_to_be_resumed_but_signed(nig
     assert night("--resume", "--key", key) == (1, "", f"{begin}; start a new one\n")
 
 
+def test_only_the_model_of_a_run_that_is_over_is_signed(night, key, tmp_path, monkeypatch):
+    """The run would make the signature void when it ends."""
+    assert night()[0] == 0
+    path = model(tmp_path, 1)
+    for given in (path, path.parent):
+        with held(path.parent):
+            status, out, err = night("--sign", given, "--key", key, new=False)
+        assert (status, out) == (1, "") and "run-0001: this run is going on in another" in err
+    with monkeypatch.context() as patch:
+        fail_fits(patch, lambda round_, client: round_ > 1)
+        assert night(keys="num-rounds=5 evaluate-every=0")[0] == 1
+    unfinished = model(tmp_path, 2)
+    shutil.copy(path, unfinished)
+    status, out, err = night("--sign", unfinished, "--key", key, new=False)
+    said = f"error: {unfinished.parent}: has not finished; --resume it before you sign its model\n"
+    assert (status, out, err) == (1, "", said)
+    assert not [*(tmp_path / "federation").glob("*/*.sig")]
+    shutil.copy(path, tmp_path / "elsewhere.safetensors")
+    assert night("--sign", tmp_path / "elsewhere.safetensors", "--key", key, new=False)[0] == 0
+
+
 def test_the_history_says_what_is_left_of_each_model(night, key, tmp_path):
     def states(*words):
         lines = night("--history", *words, new=False)[1].splitlines()
