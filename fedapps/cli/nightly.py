@@ -14,8 +14,8 @@ signed as soon as it is there, and a later run starts from a signed model only.
 """
 
 import argparse
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,13 +112,11 @@ def _sign(given: Path, key: Path | None) -> int:
     return 0
 
 
-def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:
-    """Make one run of the federation, alone, and sign its model; return the exit status."""
-    from fedapps.core import config, signing
+@contextmanager
+def _alone(folder: Path) -> Iterator["Ledger"]:
+    """Give the ledger of a federation, and keep nights away; raises `RunError` if one goes on."""
     from fedapps.core.files import alone, writing
-    from fedapps.core.schema import literal
     from fedapps.engine import ledger, resume
-    from fedapps.report.directory import MODEL
 
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,6 +126,17 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
             if not night.finished and (folder / night.folder).is_dir():
                 with resume.alone(folder / night.folder):  # after Ctrl-C it can go on elsewhere
                     pass
+        yield book
+
+
+def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any]) -> int:
+    """Make one run of the federation, alone, and sign its model; return the exit status."""
+    from fedapps.core import config, signing
+    from fedapps.core.schema import literal
+    from fedapps.engine import ledger
+    from fedapps.report.directory import MODEL
+
+    with _alone(folder) as book:
         mine = expanded(str(values["resume"]))
         if values["resume"] == LATEST:
             last = book.runs[-1] if book.runs else None
@@ -216,7 +225,7 @@ def _roll_back(folder: Path, called: str) -> int:
     """Choose the model that the next run starts from."""
     from fedapps.engine import ledger
 
-    with ledger.editing(folder) as book:
+    with _alone(folder), ledger.editing(folder) as book:  # a night chooses at its end
         current = book.run(book.start)
         if called:
             name = Path(called).name

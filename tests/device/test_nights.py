@@ -226,6 +226,7 @@ def test_two_nights_at_once_are_one_too_many(night, tmp_path):
     (tmp_path / "federation").mkdir()
     with held(tmp_path / "federation"):
         status, _, err = night()
+        assert night("--roll-back", new=False) == (1, "", err)
     assert status == 1 and "another run of this federation is going on" in err
 
 
@@ -237,6 +238,7 @@ def test_no_night_begins_while_the_last_one_goes_on_in_the_background(night, tmp
         book.start = ""
     with held(model(tmp_path, 1).parent):
         status, _, err = night()
+        assert night("--roll-back", new=False) == (1, "", err)  # the end of the run would undo it
     assert status == 1 and "run-0001: this run is going on in another process; stop it" in err
     assert night()[0] == 0
 
