@@ -61,8 +61,7 @@ class Rows:
         """Say where a row is, for messages."""
         file, place = self.files[self.file[row]], int(self.place[row])
         in_lines = kind_of(file.path) == ".csv" and not file.copy
-        told = f"line {_line(file.path, place)}" if in_lines else f"row {place}"
-        return f"{file.path}: {told}"
+        return f"{file.path}: {_line(file.path, place) if in_lines else f'row {place}'}"
 
     def of_file(self, values: Sequence[str]) -> np.ndarray:
         """Return for each row what `values` say of its file, texts [N]."""
@@ -295,6 +294,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             begins = reader.line_num + 1
 
 
-def _line(path: Path, place: int) -> int:
-    """Return the line on which row `place` of a .csv begins."""
-    return next(islice(_rows(path), place + 1, None))[0]
+def _line(path: Path, place: int) -> str:
+    """Name the line on which row `place` of a .csv begins; the last one can be half a line."""
+    (line, _), *more = islice(_rows(path), place + 1, place + 3)
+    return f"line {line}" + " (half written?)" * (not more and path.read_bytes()[-1:] != b"\n")

@@ -522,6 +522,16 @@ class TestFirstLine:
                 read()
 
 
+@pytest.mark.parametrize(("text", "told"), [
+    ("label,x\n0,1\n1,2\n1,-", "line 4 (half written?): column x"),
+    ("label,x\n0,1\n1,2\n1,-\n", "line 4: column x"),
+    ("label,x\n0,1\n1,-\n1,2", "line 3: column x"),
+])  # fmt: skip
+def test_a_last_line_without_an_end_may_be_half_written(text, told, tmp_path):
+    with pytest.raises(RunError, match=re.escape(f'{told} holds "-"; must be a finite number')):
+        read(tmp_path, Form("label", columns="x"), t=text)
+
+
 class TestArraysAlone:
     """A bare .npy is a table, of which the last column is the target."""
 
