@@ -155,7 +155,7 @@ class Device(NodeConfig):
                 told = "its data, or the split, have changed since its last run"
                 log.warning("client %s: %s%s", self.client, told, TRAINED_ON)
             self._begin(replace(store, owner=""), settings.client_state)
-        if last and whole and (drawn or not before or before.data != now.data):
+        if last and (drawn or not before or before.data != now.data):
             trained.note(folder, *samples)
         write_whole(folder / "run.json", msgspec.json.encode(now), durable=True)
         return store

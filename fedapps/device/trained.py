@@ -11,26 +11,44 @@ from fedapps.core.files import write_whole
 from fedapps.data.dataset import Dataset
 from fedapps.data.partition import Share
 
-FILE = "trained"  # in the folder of a state: uint64, one for each sample
+FILE = "trained"  # in the folder of a state: uint64 [samples, 2], the class and the digest of each
 
 
 def note(folder: Path, dataset: Dataset, share: Share) -> None:
     """Keep the digests of what is trained on; raises `RunError`."""
-    write_whole(folder / FILE, dataset.sample_digests[share.train].tobytes(), durable=True)
+    write_whole(folder / FILE, _training(dataset, share).tobytes(), durable=True)
 
 
 def tests(folder: Path, dataset: Dataset, share: Share) -> bool:
     """Tell whether a sample that was trained on is a test sample now; False if nothing is known.
 
-    Of equal samples, one has left the training part if fewer are in it now than were.
+    Of equal samples, one has left the training part if fewer are in it now than were, unless those
+    of its class are in the same order as they were, and only the oldest have gone.
     """
     try:
-        before = np.fromfile(folder / FILE, np.uint64)
-    except OSError:
+        before = np.fromfile(folder / FILE, np.uint64).reshape(-1, 2)
+    except (OSError, ValueError):
         return False
-    digests = dataset.sample_digests
-    parts = (before, digests[share.train], digests[share.test])
+    now, moved = _training(dataset, share), []
+    for known in np.unique(before[:, 0]):
+        then, here = (part[part[:, 0] == known, 1] for part in (before, now))
+        moved += [] if _goes_on(then, here) else [(then, here)]
+    if not moved:
+        return False
+    parts = *map(np.concatenate, zip(*moved, strict=True)), dataset.sample_digests[share.test]
     _, of = np.unique(np.concatenate(parts), return_inverse=True)
     ends = np.cumsum([*map(len, parts)])[:2]
-    then, now, tested = (np.bincount(part, minlength=len(of)) for part in np.split(of, ends))
-    return bool(tested[then > now].any())
+    then, here, tested = (np.bincount(part, minlength=len(of)) for part in np.split(of, ends))
+    return bool(tested[then > here].any())
+
+
+def _training(dataset: Dataset, share: Share) -> np.ndarray:
+    """Return the class and the digest of each sample that is not tested on: uint64 [n, 2]."""
+    rows = np.sort(np.concatenate([share.train, share.validation]))
+    return np.stack([dataset.labels[rows].astype(np.uint64), dataset.sample_digests[rows]], 1)
+
+
+def _goes_on(then: np.ndarray, now: np.ndarray) -> bool:
+    """Tell whether `now` begins with `then`, of which up to a half may have gone, the oldest."""
+    begins = np.flatnonzero(then[: len(then) // 2 + 1] == now[0]) if len(now) else ()
+    return any(np.array_equal(then[gone:], now[: len(then) - gone]) for gone in begins)

@@ -395,8 +395,10 @@ def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
     ([1, 2, 3], [1, 2, 3, 4], [5, 6], False),
     ([1, 2, 3], [1, 2, 4], [3, 5], True),
     ([0, 0, 1], [0, 0, 1], [0], False),  # as in the old ones, there was no motion in the new one
-    ([0, 0, 1], [0, 1], [0], True),
-    ([0, 0, 1], [0, 1], [2], False),
+    ([0, 0, 1], [0, 1], [0], False),  # the oldest has gone, and there is a new one like it
+    ([0, 1, 0, 2], [0, 1, 2], [0], True),
+    ([0, 1, 0, 2], [0, 1, 2], [3], False),
+    ([1, 2, 3, 4], [4], [3], True),  # all but the newest have gone, so nothing shows an order
 ])  # fmt: skip
 def test_of_equal_samples_as_many_stay_in_the_training_part(before, train, test, moved, tmp_path):
     def noted(train, test):
