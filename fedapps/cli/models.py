@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
         except RunError as error:
             if error.__cause__ is None or takes != own.KINDS:  # not an error of the author's code
                 raise
-            other = "images" if kind == "tables" else "tables"
+            likely = "tables", "images", "tokens", "series"
+            other = next(one for one in likely if one in able and one != kind)
             cure = f'if it takes no {kind}, say what it takes, such as takes = "{other}"'
             raise RunError(f"{error}; {cure}") from error
     return 0

@@ -443,6 +443,8 @@ def test_the_command_tries_models_for_targets_of_each_kind(
      "forward in training changes n: only persistent buffers may change\n"),
     (forwards("assert not self.training"), ["--shape", "7"], "cannot train: AssertionError"),
     (NET, ["--shape", "a"], '--shape = "a": must be channels,height,width'),
+    (forwards("assert not x.is_floating_point()"), ["--targets", "tokens"],
+     'if it takes no series, say what it takes, such as takes = "tokens"'),
     (NET.replace("x.flatten(1)", "x").replace("inputs.size", "inputs.shape[0]"), [],
      'if it takes no images, say what it takes, such as takes = "tables"'),
     (NET.replace("self.layers", "self.bn = nn.BatchNorm1d(6, track_running_stats=False); "
