@@ -970,6 +970,15 @@ class TestDatasets:
     def quiet(self):
         extra("datasets").disable_progress_bars()
 
+    def test_a_part_without_rows_is_told(self, tmp_path):
+        from datasets import Dataset
+
+        rows = Dataset.from_dict({"x": [0.5, 1.5], "y": [0, 1]})
+        for part, chosen in enumerate((rows, rows.select([]))):
+            chosen.save_to_disk(tmp_path / f"partition_{part}")
+        with pytest.raises(RunError, match=r"partition_1: has no rows$"):
+            load(str(tmp_path), "")
+
     def test_pictures_of_clients_and_their_class_names(self, tmp_path):
         from datasets import ClassLabel, Dataset, Features
         from datasets import Image as Picture
