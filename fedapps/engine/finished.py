@@ -6,7 +6,7 @@ client.predict(inputs)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -109,8 +109,15 @@ class FinishedRun:
         rows = directory.lines(folder / "rounds.csv")
         if not rows:
             raise RunError(f"{folder}: no round of this run has finished")
-        whole = not strategy.state and not settings.checkpoint_every  # else it is a partial copy
-        return cls(folder, space, strategy, int(rows[-1]["round"]), whole=whole)
+        run = cls(folder, space, strategy, int(rows[-1]["round"]), whole=not strategy.state)
+        return replace(run, whole=False) if run.is_partial else run
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is a copy that lacks checkpoints, of which one at least has been written."""
+        every = self.space.settings.checkpoint_every
+        due = every and (self.round >= every or directory.has_finished(self.folder))
+        return bool(due) and self.found is None
 
     @cached_property
     def stored(self) -> Settings:
@@ -200,8 +207,8 @@ class FinishedRun:
         """
         name = self.strategy.settings.strategy
         if not self.whole:
-            partly = self.stored.checkpoint_every
-            cure = "copy the whole run" if partly else "run it again with checkpoint-every=1"
+            again = "run it again with checkpoint-every=1"
+            cure = "copy the whole run" if self.is_partial else again
             raise RunError(
                 f"{self.folder}: has no checkpoint, and {name} needs what the server keeps in one; "
                 f"{cure}"

@@ -227,6 +227,19 @@ def test_a_copy_without_the_checkpoints_has_no_models_of_clients(tiny_run):
     )
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_was_due_is_whole(
+    tiny_run, read_csv, accuracy
+):
+    folder = tiny_run('strategy="fedper" checkpoint-every=0')
+    row = last_rows(read_csv, folder)[2]
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(
+        text.replace("checkpoint-every = 0", "checkpoint-every = 5")
+    )
+    (folder / "summary.json").write_text('{"finished": false}')
+    assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
 def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_path):
     """They are the server's, and only while clients connect."""
     certificates = make_tls(tmp_path / "tls")
