@@ -16,6 +16,7 @@ from fedapps.core.errors import RunError, without_lines
 from fedapps.core.options import LATEST
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar, literal
+from fedapps.core.scored_rounds import is_due
 from fedapps.core.settings import Settings
 from fedapps.core.words import number
 from fedapps.engine import checkpoint, evaluations, failed_clients, fingerprints
@@ -73,8 +74,10 @@ def _has_end(folder: Path, strategy: BaseStrategy) -> bool:
         return True
     last = [r for r in directory.lines(folder / directory.ROUNDS) if r["round"] == str(rounds)]
     ends = len(last) == 1 + bool(evaluations.final_phase(strategy, rounds))
-    untold = ends and int(last[-1]["bytes_eval"]) and not last[-1][lead.initial]  # kept by devices
-    return ends and bool(untold or last[-1][lead.personalized])
+    if not ends or last[-1][lead.personalized]:
+        return ends
+    untold = int(last[-1]["bytes_eval"]) and not last[-1][lead.initial]  # devices can keep scores
+    return bool(untold) and is_due(config.read(config.defaults() | config.stored(folder)), rounds)
 
 
 def _before_end(folder: Path, done: int) -> Checkpoint:

@@ -74,6 +74,20 @@ def test_a_run_in_which_nobody_tells_scores_has_its_end(nodes, device_run, read_
     assert directory.has_finished(folder) and read_rounds(folder) == before
 
 
+def test_a_score_without_personalization_is_no_end_either(nodes, device_run, monkeypatch):
+    monkeypatch.setattr(checkpoint, "KEPT", 100)
+    for node in nodes:
+        node["scores"] = False
+    folder = device_run(RUN, 'num-rounds=3 evaluate-every=0 evaluate-rounds="2"')
+    (folder / "summary.json").unlink()
+    (folder / "checkpoint/round-000003.fedapps").unlink()
+    models = [Path(node["state-dir"]) / personalized.FILE for node in nodes]
+    for model in models:
+        model.unlink()
+    device_run(RUN, f'num-rounds=2 evaluate-every=0 evaluate-rounds="2" resume="{folder}"')
+    assert all(model.exists() for model in models)
+
+
 def test_others_that_fail_end_no_run_as_they_are_not_all(
     nodes, device_run, monkeypatch, read_csv, withheld
 ):
