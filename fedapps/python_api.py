@@ -190,7 +190,7 @@ class Run:
         from fedapps.engine import checkpoint
         from fedapps.report import notebook
 
-        return notebook.shown(self.path, checkpoint.rounds(self.path))
+        return notebook.shown(self.path, lambda: checkpoint.rounds(self.path))
 
     @_plainly
     def _table(self, name: str, **how: Any) -> "pd.DataFrame":

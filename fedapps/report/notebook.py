@@ -1,7 +1,7 @@
 """Shows a run in a notebook: its log as one line that changes, with every warning; its figures."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,17 @@ def telling(progress: bool) -> Iterator[None]:
         yield
 
 
-def shown(folder: Path, rounds: Sequence[int]) -> str:
+def shown(folder: Path, rounds: Callable[[], Sequence[int]]) -> str:
     """Return the most important figures of a run as HTML, also of that of a best round.
 
-    `rounds` are those with a checkpoint in the folder.
+    `rounds` returns those with a checkpoint in the folder, which others may not look for.
     """
     run = directory.whole(folder)
-    files, best = RunFiles.read(run), f", best round {max(rounds, default=0)}"
+    files = RunFiles.read(run)
+    best = f", best round {max(rounds(), default=0)}" if run != folder else ""
     made: str = html.environment().from_string(FIGURES).render(
         title=facts.title_of(files), subtitle=facts.subtitle_of(files), folder=folder,
         state=facts.state_of(files, None), tiles=facts.tiles_of(files),
-        best=best if run != folder else "",
+        best=best,
     )  # fmt: skip
     return made

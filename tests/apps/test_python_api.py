@@ -223,6 +223,18 @@ def test_its_table_in_a_notebook_is_escaped(run, here, make_npz):
     assert "&lt;script&gt;" in both._repr_html_() and "<script>" not in both._repr_html_()
 
 
+def test_a_run_is_shown_also_to_who_may_not_look_for_its_checkpoints(run, monkeypatch):
+    found, names = run(), os.listdir
+
+    def private(path):
+        if Path(path).name == "checkpoint":
+            raise PermissionError(13, "Permission denied")
+        return names(path)
+
+    monkeypatch.setattr(os, "listdir", private)
+    assert f"{100 * found.summary['accuracy_personalized']:.1f} %" in found._repr_html_()
+
+
 def by_hand(weights, images):
     """Logits of the mlp, in NumPy; pixels are normalized by mean and deviation 0.5."""
     x = (images.reshape(len(images), -1) / 255 - 0.5) / 0.5
