@@ -76,10 +76,11 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 
 def _taken(folder: Path) -> RunError:
     told = f'run-name = "{folder.name}": {folder} exists; use another name or ""'
-    if any((folder / CHECKPOINTS).glob("round-*.fedapps")):
-        told += f', or go on with that run: resume="{folder}"'
-    elif is_run(folder) and not has_finished(folder) and is_free(folder):
-        told += ", or delete it, as it has no checkpoint from which a run could go on"
+    with suppress(OSError):  # it can be another user's
+        if any((folder / CHECKPOINTS).glob("round-*.fedapps")):
+            told += f', or go on with that run: resume="{folder}"'
+        elif is_run(folder) and not has_finished(folder) and is_free(folder):
+            told += ", or delete it, as it has no checkpoint from which a run could go on"
     return RunError(told)
 
 

@@ -232,7 +232,11 @@ def test_a_run_that_is_there_already(refuse, tmp_path):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     (folder / "rounds.csv").write_text("results")
-    exists = f'run-name = "mine": {folder} exists; use another name or "", or '
+    exists = f'run-name = "mine": {folder} exists; use another name or ""'
+    assert refuse('run-name="mine"') == exists  # somebody's folder, but no run
+    for name in ("config.toml", ".lock"):
+        (folder / name).touch()
+    exists += ", or "
     nothing = "delete it, as it has no checkpoint from which a run could go on"
     assert refuse('run-name="mine"') == exists + nothing
     (folder / "checkpoint").mkdir()

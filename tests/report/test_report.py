@@ -147,6 +147,19 @@ def test_only_a_broken_run_may_be_deleted_for_its_name(tmp_path):
         make_report(tmp_path, "finished")
 
 
+def test_a_name_that_another_users_private_run_has_is_taken(tmp_path, monkeypatch):
+    folder = make_report(tmp_path).folder
+
+    def private(path, pattern):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "glob", private)
+    with pytest.raises(RunError, match=r"exists; use another name or \"\"$"):
+        make_report(tmp_path)
+    with pytest.raises(RunError, match=r"exists; use another name or \"\"$"):
+        directory.check_new(folder.parent, folder.name)
+
+
 # Rounds, evaluations, events
 
 
