@@ -60,6 +60,8 @@ class Comparison:
     def differences(self) -> pd.DataFrame:
         """A row for each pair of groups: the personalized score of `second` minus that of `first`.
 
+        Both have common seeds, the same samples and as many rounds; of more than four groups, all
+        are compared with the first only, as each pair more is a test more.
         Mean and std (ddof=1) over n common seeds, the 95 % interval from `low` to `high`, and the p
         of a paired t-test; in percentage points, or in the unit of the metric; NaN: not known.
         """
