@@ -11,7 +11,9 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -60,17 +62,27 @@ def spec_of(name: str) -> ModelSpec | None:
     return _spec(name, path, named[1] if named else "") if path else None
 
 
+class _Source(SourceFileLoader):
+    """Runs a file as it is: compiled code of the same second and length can be older."""
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Tell nothing, so that no compiled code is looked for, nor left beside the file."""
+        raise OSError
+
+
 def _spec(name: str, path: Path, function: str) -> ModelSpec:
-    where = f'model = "{name}"'
-    loader = importlib.util.spec_from_file_location(f"{FOLDER}.{path.stem}", path)
-    if not path.is_file() or loader is None or loader.loader is None:
+    where, module_name = f'model = "{name}"', f"{FOLDER}.{path.stem}"
+    if not path.is_file():
         cure = "each process needs this file: copy yours there"
         if path.is_relative_to(APP) and (here := path.relative_to(APP)).is_file():
             cure += f', or give the whole path {here.absolute()}, in Python Path("{here}")'
         raise RunError(f"{where}: {path} is not there; {cure}")
-    module = sys.modules[loader.name] = importlib.util.module_from_spec(loader)
+    loader = _Source(module_name, str(path))
+    spec = ModuleSpec(module_name, loader, origin=str(path))
+    spec.has_location = True
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     try:
-        loader.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:
         raise RunError(f"{where}: {path.name}: {_told(error, path)}") from error
     own = {

@@ -1,8 +1,11 @@
 """A model of one's own: found as a file or by its path, checked, and trained like the others."""
 
+import os
 import random
 import re
 import shutil
+import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -90,6 +93,17 @@ def forwards(text):
 def counting(made, changed):
     """A model that makes something, which its forward pass then changes."""
     return forwards(changed).replace("self.layers", f"{made}\n        self.layers")
+
+
+def test_a_file_that_was_edited_within_a_second_is_read_anew(mine, monkeypatch):
+    """Python takes compiled code for that of a file of the same second and length."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    now = time.time()
+    for width in (6, 8):
+        path = mine(NET.replace("6", str(width)))
+        os.utime(path, (now, now))
+        assert models.build("mine", INPUTS, OUTPUTS, seed=0).mid.out_features == width
+    assert {path.name for path in path.parent.iterdir()} == {"mine.py"}
 
 
 @pytest.mark.parametrize(("made", "changed"), [
