@@ -66,5 +66,5 @@ def test_the_best_round_of_a_run_has_its_names(data, serial_run, capsys, monkeyp
     assert "yes" in capsys.readouterr().out
     table = again.evaluate(best.path, {"evaluate-on": "test"})
     assert [*pd.read_csv(table)["name"]] == [*CALLED]
-    with pytest.raises(RunError, match=r"best.classes\.csv: cannot be read"):
+    with pytest.raises(RunError, match=r"best: has no classes\.csv: a best round has none"):
         _ = best.classes
