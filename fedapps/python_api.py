@@ -150,7 +150,7 @@ class Run:
 
         Images are [n, H, W] or [n, H, W, C], uint8 or floats in 0..1; other samples are as in the
         run's data: rows of a table are a data frame with its columns. A path is a file as `fedapps
-        predict --input` takes. The result has the form of the targets: int64 [n] for `class_names`.
+        predict --input` takes. The result is as the targets: int64 [n] for classes (`class_names`).
         """
         return self._predicted(client, x)[0]
 
