@@ -139,18 +139,7 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
     with _alone(folder) as book:
         mine = expanded(str(values["resume"]))
         if values["resume"] == LATEST:
-            last = book.runs[-1] if book.runs else None
-            if last is None or last.finished:
-                told = "; start a new one"
-                start = last if last and last.run == book.start else None
-                if (
-                    options.key
-                    and start
-                    and _state(folder / start.folder / MODEL, None) == "unsigned"
-                ):
-                    told = ", but is not signed; --sign it or --roll-back"
-                raise RunError(f"--resume: the last run of {folder} has finished{told}")
-            mine = folder / last.folder
+            mine = folder / _unfinished(folder, book, options.key).folder
             options.resume = str(mine)
         elif not values["resume"]:
             names = (f"run-{number:04}" for number in count(len(book.runs) + 1))
@@ -171,6 +160,19 @@ def _night(options: argparse.Namespace, folder: Path, values: Mapping[str, Any])
             if ended and (folder / night.folder).resolve() == mine.resolve():  # not of another run
                 signing.sign(mine / MODEL, options.key)
     return status
+
+
+def _unfinished(folder: Path, book: "Ledger", key: Path | None) -> "Night":
+    """Return the last run, which --resume finishes; raises `RunError` if it has finished."""
+    from fedapps.report.directory import MODEL
+
+    last = book.runs[-1] if book.runs else None
+    if last and not last.finished:
+        return last
+    start = last if key and last and last.run == book.start else None
+    unsigned = start and _state(folder / start.folder / MODEL, None) == "unsigned"
+    cure = ", but is not signed; --sign it or --roll-back" if unsigned else "; start a new one"
+    raise RunError(f"--resume: the last run of {folder} has finished{cure}")
 
 
 def _serial(options: argparse.Namespace) -> int:
