@@ -91,11 +91,12 @@ class ChannelServer(grpc.GenericRpcHandler):
             return None
         metadata = dict(call.invocation_metadata)
         session, client = self._session, _number(metadata.get(CLIENT))
-        if session is None or not _fits(session.token(client), metadata.get(TOKEN)):
-            if session is not None:
-                session.refused(client, REFUSED)
-            return grpc.stream_stream_rpc_method_handler(_turn_away)
-        return grpc.stream_stream_rpc_method_handler(partial(self._serve, session, client))
+        if session is not None and _fits(session.token(client), metadata.get(TOKEN)):
+            return grpc.stream_stream_rpc_method_handler(partial(self._serve, session, client))
+        why = session and _why_missed(session, client, metadata.get(TOKEN))
+        if session is not None and not why:
+            session.refused(client, REFUSED)
+        return grpc.stream_stream_rpc_method_handler(partial(_turn_away, why or REFUSED))
 
     def _serve(
         self,
@@ -123,9 +124,9 @@ class ChannelServer(grpc.GenericRpcHandler):
                 self._contexts.discard(context)
 
 
-def _turn_away(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+def _turn_away(why: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
     """End a stream without reading from it."""
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
 
 def _read(session: Session, stream: Stream, requests: Iterator[bytes]) -> None:
@@ -165,14 +166,19 @@ def _join(session: Session, stream: Stream, frame: Frame) -> bool:
     if _fits(session.token(client), frame.text) and session.joined(client, stream):
         stream.clients.add(client)
         return True
-    missed = session.token_of_missed(client)
-    if _fits(missed, frame.text) and (reason := session.take_reason(client)):
+    if reason := _why_missed(session, client, frame.text):
         stream.late.add(client)
         stream.send(Frame("drop", client, text=reason))
         return True
     session.refused(client, REFUSED)
     stream.send(Frame("drop", client, text=REFUSED))
     return False
+
+
+def _why_missed(session: Session, client: int, token: str | bytes | None) -> str:
+    """Tell who has a client's token why it is lost already; only once, then ""."""
+    known = _fits(session.token_of_missed(client), token)
+    return session.take_reason(client) if known else ""
 
 
 def _fits(token: str | None, given: str | bytes | None) -> bool:

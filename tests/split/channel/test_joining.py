@@ -160,7 +160,9 @@ def test_a_client_that_joins_too_late_is_told(world, clock, after):
     setattr(strategy, method, then_late)
     result = play(strategy, misbehave)
     check_mean_of_updates(result, [0, 2])
-    assert "no answer from the server" not in result.outcome  # which it would say after LONG
+    assert result.outcome == f"the server refused the stream: {result.session.lost[BAD]}"
+    assert "did not join the channel in 1 s (join-timeout)" in result.session.lost[BAD]
+    assert result.session.refusals() == []
 
 
 def test_a_client_that_joins_too_late_costs_nobody_on_its_supernode(world, clock, monkeypatch):

@@ -31,6 +31,9 @@ class Echo:
     def token(self, client):
         return "token"
 
+    def token_of_missed(self, client):
+        return None
+
     def joined(self, client, stream):
         self.clients.append(client)
         self.streams[client] = stream
