@@ -391,6 +391,11 @@ def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
     assert ["2", "0", "data-changed", told] in events
 
 
+def one_class(folder, values):
+    rows = Rows((held(folder, "inputs", np.array(values, np.float32)[:, None]),))
+    return Dataset("x", Spec((1,)), label_spec(2), np.zeros(len(values)), 0, rows=rows)
+
+
 @pytest.mark.parametrize(("before", "train", "test", "moved"), [
     ([1, 2, 3], [1, 2, 3, 4], [5, 6], False),
     ([1, 2, 3], [1, 2, 4], [3, 5], True),
@@ -402,11 +407,18 @@ def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
 ])  # fmt: skip
 def test_of_equal_samples_as_many_stay_in_the_training_part(before, train, test, moved, tmp_path):
     def noted(train, test):
-        values = np.array([*train, *test], np.float32)[:, None]
-        rows = Rows((held(tmp_path, "inputs", values),))
-        dataset = Dataset("x", Spec((1,)), label_spec(2), np.zeros(len(values)), 0, rows=rows)
-        return dataset, Share(*np.split(np.arange(len(values)), [len(train)]))
+        parts = np.split(np.arange(len(train) + len(test)), [len(train)])
+        return one_class(tmp_path, [*train, *test]), Share(*parts)
 
     trained.note(tmp_path, *noted(before, [9]))
     assert trained.tests(tmp_path, *noted(train, test)) == moved
     assert not trained.tests(tmp_path / "none", *noted(train, test))
+
+
+def test_windows_between_the_parts_have_not_gone(tmp_path):
+    """Windows that overlap with training and validation are in neither, and each night others."""
+    then, added = [0, 1, 2, 3, 7, 5, 6, 0, 1, 2], [7, 3]
+    share = Share(*map(np.array, ([0, 1], [8, 9], [4, 5])))
+    trained.note(tmp_path, one_class(tmp_path, then), share)
+    later = Share(np.arange(4), np.array([10, 11]), np.array([6, 7]))
+    assert not trained.tests(tmp_path, one_class(tmp_path, then + added), later)
