@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
-from fedapps.core.files import is_free, to_disk, write_whole, writing
+from fedapps.core.files import is_free, numbered, to_disk, write_whole, writing
 from fedapps.core.schema import Scalar
 from fedapps.core.words import closest, composed
 from fedapps.report.cells import Rows, csv_text, original
@@ -76,8 +76,8 @@ def make(runs_dir: Path, run_name: str, what: str) -> Path:
 
 def _taken(folder: Path) -> RunError:
     told = f'run-name = "{folder.name}": {folder} exists; use another name or ""'
-    with suppress(OSError):  # it can be another user's
-        if any((folder / CHECKPOINTS).glob("round-*.fedapps")):
+    with suppress(OSError, RunError):  # it can be another user's
+        if numbered(folder / CHECKPOINTS, "round-", ".fedapps"):
             told += f', or go on with that run: resume="{folder}"'
         elif is_run(folder) and not has_finished(folder) and is_free(folder):
             told += ", or delete it, as it has no checkpoint from which a run could go on"

@@ -147,13 +147,15 @@ def test_only_a_broken_run_may_be_deleted_for_its_name(tmp_path):
         make_report(tmp_path, "finished")
 
 
-def test_a_name_that_another_users_private_run_has_is_taken(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of", [Path.is_file, os.listdir], ids=["run", "checkpoints"])
+def test_a_name_that_another_users_private_run_has_is_taken(of, tmp_path, monkeypatch):
+    """The folder of a run can be open to all, but that of its checkpoints is not."""
     folder = make_report(tmp_path).folder
 
-    def private(path, pattern):
+    def private(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "glob", private)
+    monkeypatch.setattr(os if of is os.listdir else Path, of.__name__, private)
     with pytest.raises(RunError, match=r"exists; use another name or \"\"$"):
         make_report(tmp_path)
     with pytest.raises(RunError, match=r"exists; use another name or \"\"$"):
