@@ -44,7 +44,7 @@ def read(folder: Path, form: Form) -> Found:
         try:
             data = load_from_disk(str(path))
         except IndexError as error:
-            raise RunError(f"{path}: has no rows") from error
+            raise RunError(f"{path}: it, or one of its splits, has no rows") from error
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
         parts = data.items() if isinstance(data, DatasetDict) else [("", data)]

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import struct
 import unicodedata
 import zlib
@@ -971,13 +972,17 @@ class TestDatasets:
         extra("datasets").disable_progress_bars()
 
     def test_a_part_without_rows_is_told(self, tmp_path):
-        from datasets import Dataset
+        from datasets import Dataset, DatasetDict
 
         rows = Dataset.from_dict({"x": [0.5, 1.5], "y": [0, 1]})
-        for part, chosen in enumerate((rows, rows.select([]))):
-            chosen.save_to_disk(tmp_path / f"partition_{part}")
-        with pytest.raises(RunError, match=r"partition_1: has no rows$"):
-            load(str(tmp_path), "")
+        splits = DatasetDict({"train": rows, "validation": rows.select([])})
+        for broken in (rows.select([]), splits):
+            for part, chosen in enumerate((rows, broken)):
+                chosen.save_to_disk(tmp_path / f"partition_{part}")
+            told = r"partition_1: it, or one of its splits, has no rows$"
+            with pytest.raises(RunError, match=told):
+                load(str(tmp_path), "")
+            shutil.rmtree(tmp_path / "partition_1")
 
     def test_pictures_of_clients_and_their_class_names(self, tmp_path):
         from datasets import ClassLabel, Dataset, Features
