@@ -28,7 +28,7 @@ from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
 from fedapps.engine.fingerprints import NAMES, changed, fingerprints, told
 from fedapps.engine.recovery import Recovery
-from fedapps.engine.store import ClientStore, state_folder
+from fedapps.engine.store import CLIENTS, NONE, ClientStore, state_folder
 from fedapps.engine.versions import StateVersions
 from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -224,6 +224,9 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
+        kept = version != NONE or self.found is not None or (self.folder / CLIENTS).exists()
+        if not kept and client.keeps(self.strategy.plan(self.round, number)):
+            raise RunError(f"{self.folder}: {CLIENTS}/ is missing; copy the whole run")
         received = as_sent(returned.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
         return client, update, plan

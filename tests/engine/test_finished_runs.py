@@ -238,6 +238,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_due_is_whole(
     )
     (folder / "summary.json").write_text('{"finished": false}')
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+    shutil.rmtree(folder / "clients")
+    assert refusal(folder, "--client", 2) == f"{folder}: clients/ is missing; copy the whole run"
 
 
 def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_path):
