@@ -116,6 +116,21 @@ def read_certificate(folder: Path) -> str:
         raise RunError(f'channel-tls = "{folder}": ca.crt cannot be read: {error}') from error
 
 
+def training_nodes(wanted: int, there: int, workers: int) -> int:
+    """Return on how many of the SuperNodes to train; `wanted` is channel-nodes (0: not set).
+
+    Raises `RunError` if they cannot all work at the same time: there are too few `workers`.
+    """
+    wanted = wanted or (1 if workers else there)
+    if workers > 0 and (at_once := min(workers, there)) < wanted:
+        raise RunError(
+            f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, but "
+            f"{at_once} can; use channel-nodes=1, or fedapps run with --federation-config "
+            f"'num-supernodes={wanted} client-resources-num-cpus=1 init-args-num-cpus={wanted}'"
+        )
+    return wanted
+
+
 def least_cut(plans: Mapping[int, Plan]) -> int:
     """Return the smallest number of layers on a client."""
     return min(len(plan.stages[0].layers) for plan in plans.values())

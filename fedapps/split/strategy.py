@@ -37,6 +37,7 @@ from fedapps.split.setup import (
     least_cut,
     reachable,
     read_certificate,
+    training_nodes,
 )
 from fedapps.training.channel import Channel
 from fedapps.training.costs import TrainingStats
@@ -143,14 +144,8 @@ class SplitStrategy(BaseStrategy):
 
     def served(self) -> None:
         """Wait for the end of the round on the channel; raises `RunError` if the server failed."""
-        if self._work is None:
-            return
-        try:
+        if self._work:
             self._work.result()
-        except RunError:
-            raise
-        except Exception as error:
-            raise RunError(f"the server's layers: {type(error).__name__}: {error}") from error
 
     # The general hooks --------------------------------------------------------------------
 
@@ -191,6 +186,11 @@ class SplitStrategy(BaseStrategy):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="split-server")
         try:
             yield
+        except Exception:
+            if self._session:  # the server's own error comes first: clients fail because of it
+                self._session.abort()
+                self.served()
+            raise
         finally:
             if self._session:
                 self._session.abort()
@@ -225,14 +225,7 @@ class SplitStrategy(BaseStrategy):
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """Return the SuperNodes to train on: one in a simulation, unless `channel-nodes` is set."""
-        wanted = self.settings.channel_nodes or (1 if workers else len(nodes))
-        if workers > 0 and (at_once := min(workers, len(nodes))) < wanted:
-            raise RunError(
-                f"channel-nodes = {wanted}: {wanted} SuperNodes must work at the same time, but "
-                f"{at_once} can; use channel-nodes=1, or fedapps run with --federation-config "
-                f"'num-supernodes={wanted} client-resources-num-cpus=1 init-args-num-cpus={wanted}'"
-            )
-        return nodes[:wanted]
+        return nodes[: training_nodes(self.settings.channel_nodes, len(nodes), workers)]
 
     def unreachable(self) -> dict[int, str]:
         """Return clients that have been out of the round for too long to get a reply, and why."""
@@ -274,6 +267,11 @@ class SplitStrategy(BaseStrategy):
         torch.set_num_threads(self.settings.threads)  # PyTorch keeps this setting per thread
         try:
             self.serve(round_, session)
+        except RunError:
+            raise
+        except Exception as error:
+            log.debug("round %s: the server's layers failed", round_, exc_info=error)
+            raise RunError(f"the server's layers: {type(error).__name__}: {error}") from error
         finally:
             session.close()
 

@@ -35,8 +35,11 @@ def test_a_run_ends_although_a_client_fails(
     assert time.monotonic() - start < SOON
 
 
-def test_the_servers_own_fault_ends_the_run(serial_run, tiny_npz, monkeypatch):
-    """In one line that names it; its clients are not left waiting."""
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_the_servers_own_fault_ends_the_run(
+    serial_run, tiny_npz, tmp_path, monkeypatch, keep_going
+):
+    """In one line that names it, whatever its clients raise; they are not left waiting."""
 
     def step(self, round_, wave):
         raise ZeroDivisionError("first line\nsecond line")
@@ -44,9 +47,12 @@ def test_the_servers_own_fault_ends_the_run(serial_run, tiny_npz, monkeypatch):
     monkeypatch.setattr(FedFC, "step", step)
     start = time.monotonic()
     with pytest.raises(RunError) as caught:
-        serial_run(tiny_npz, RUN)
+        serial_run(tiny_npz, RUN, f'runs-dir="{tmp_path}"', keep_going=keep_going)
     assert str(caught.value) == "the server's layers: ZeroDivisionError: first line second line"
     assert time.monotonic() - start < SOON
+    (log,) = tmp_path.glob("*/log.txt")
+    line = step.__code__.co_firstlineno + 1
+    assert log.read_text().count(f'{__file__}", line {line}, in step\n') == 1
 
 
 def test_a_run_in_which_all_clients_fail_ends(serial_run, tiny_npz, monkeypatch):
