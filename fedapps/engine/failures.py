@@ -63,18 +63,20 @@ class FailureCounts(msgspec.Struct):
         failed: Sequence[Failure],
         devices: bool,
         spoilt: str = "",
+        clips: bool = True,
     ) -> None:
         """Raise `RunError` if the run must end; its message gives the cause of the first failure.
 
         Who declined is counted where nobody did anything else, and named if nobody failed.
         `kind` is what the `asked` clients had to do, "train" or "evaluate". `failed` has one for
         each client that has failed in the round so far, in training or evaluation. `spoilt` says
-        why a round has no secure sum, unless too many failed.
+        why a round has no secure sum, unless too many failed. `clips` is False if the method does
+        not take `max-norm`.
         """
         if kind == "train":
             causes = {f.client: f.cause for f in reversed(failures) if DIVERGED in f.cause}
             self._end_if_most_diverge(round_, causes, asked)
-            self._advise(settings, round_, len(causes), asked)
+            self._advise(settings, round_, len(causes), asked, clips)
         all_failed = bool(asked) and len({failure.client for failure in failures}) == asked
         if all_failed:
             self.in_a_row |= {name: self.in_a_row.get(name, 0) + 1 for name in (kind, ANY)}
@@ -112,12 +114,15 @@ class FailureCounts(msgspec.Struct):
                 f"than half for {DIVERGED_TIMES} rounds in a row; client {client}: {causes[client]}"
             )
 
-    def _advise(self, settings: Settings, round_: int, diverged: int, asked: int) -> None:
+    def _advise(
+        self, settings: Settings, round_: int, diverged: int, asked: int, clips: bool
+    ) -> None:
         """Warn once in a run that training diverges, and say what helps."""
         if not diverged or self.advised:
             return
         self.advised = True
-        limit = "" if settings.max_norm else ", or limit gradients, for example max-norm=10"
+        advised = clips and not settings.max_norm
+        limit = ", or limit gradients, for example max-norm=10" if advised else ""
         lr = f"lower lr = {settings.round_lr(round_):g}{limit}"
         if noise := settings.dp.noise:
             clip = settings.dp.clip_norm

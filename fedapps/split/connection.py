@@ -8,6 +8,7 @@ from threading import Lock, Thread
 import grpc
 from torch import Tensor
 
+from fedapps.core.errors import DIVERGED, DivergedError
 from fedapps.split.channel import CLIENT, METHOD, SERVICE, TOKEN, grpc_options
 from fedapps.split.frames import Frame, Kind, Tensors, decode, encode
 from fedapps.training.channel import Channel
@@ -58,7 +59,10 @@ class Connection:
         self._outbox.put(encode(frame, tensors))
 
     def receive(self, client: int, kind: Kind, wait: float) -> Received:
-        """Return the next frame to a client; raises `ChannelError` if it is not of `kind`."""
+        """Return the next frame to a client; raises `ChannelError` if it is not of `kind`.
+
+        Raises `DivergedError` if the server dropped the client because its training has diverged.
+        """
         try:
             received = self._inboxes[client].get(timeout=wait)
         except queue.Empty:
@@ -66,7 +70,9 @@ class Connection:
         if isinstance(received, str):
             raise ChannelError(received)
         if received[0].kind == "drop":
-            raise ChannelError(f"the server dropped this client: {received[0].text}")
+            if (why := received[0].text).startswith(DIVERGED):
+                raise DivergedError(why, why)
+            raise ChannelError(f"the server dropped this client: {why}")
         if received[0].kind != kind:
             raise ChannelError(f"the server sent {received[0].kind}, but {kind} was due")
         return received

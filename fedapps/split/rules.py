@@ -84,7 +84,7 @@ class Rules:
             if value.dtype != self.dtype:
                 return f"handed over {key} as {value.dtype}"
             if problem := invalid_values(value.numpy(), self.largest):
-                return f"handed over {key}, {problem}"
+                return f"{DIVERGED}: handed over {key}, {problem}"
         return ""
 
     def invalid_batch(
@@ -110,7 +110,7 @@ class Rules:
         if data.dtype != self.dtype or labels.dtype != torch.int64:
             return f"sent data as {data.dtype} and labels as {labels.dtype}"
         if problem := invalid_values(data.numpy(), self.largest):
-            return f"sent smashed data that are {problem}"
+            return f"{DIVERGED}: sent smashed data that are {problem}"
         if labels.min() < 0 or labels.max() >= self.classes:
             return f"sent a label outside 0..{self.classes - 1}"
         return ""

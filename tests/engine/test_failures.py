@@ -192,15 +192,15 @@ def test_a_run_ends_in_which_training_diverges_at_most_clients_though_one_goes_o
         judge.apply(5, "train", diverged(0, 1, 2), 4, diverged(0, 1, 2), devices)
 
 
-@pytest.mark.parametrize("max_norm", [0.0, 5.0])
-def test_training_that_diverges_gets_advice_once(capsys, max_norm):
+@pytest.mark.parametrize(("max_norm", "clips"), [(0.0, True), (5.0, True), (0.0, False)])
+def test_training_that_diverges_gets_advice_once(capsys, max_norm, clips):
     judge = policy(max_norm=max_norm)
     other = Failure(0, "ValueError: no luck")
     bad = diverged(1, 2)
     for round_, failures in enumerate(([other], [other, *bad], bad), 1):
         with contextlib.suppress(RunError):
-            judge.apply(round_, "train", failures, 4, failures, True)
-    advice = ", or limit gradients, for example max-norm=10" if not max_norm else ""
+            judge.apply(round_, "train", failures, 4, failures, True, clips=clips)
+    advice = ", or limit gradients, for example max-norm=10" if clips and not max_norm else ""
     assert capsys.readouterr().out == (
         f"warning: round 2: training diverged at 2 of 4 clients: lower lr = 25{advice}\n"
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedapps.core.errors import MisfitError
+from fedapps.core.errors import DivergedError, MisfitError
 from fedapps.split.client import SplitClient
 from fedapps.split.connection import ChannelError
 from fedapps.split.frames import Frame
@@ -58,6 +58,7 @@ FAULTS = {
     "label too high": (spoiled("labels", 3), r"sent a label outside 0\.\.2"),
     "label below 0": (spoiled("labels", -1), r"sent a label outside 0\.\.2"),
 }
+DIVERGED = ("NaN", "infinite", "too large")  # what an honest client sends whose training diverges
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -74,9 +75,14 @@ def test_a_batch_that_is_not_right_costs_its_client_only(world, fault):
 
     result = play(strategy, misbehave)
     assert result.session.lost.keys() == {BAD}
-    assert re.search(reason, result.session.lost[BAD]), result.session.lost
-    assert isinstance(result.outcome, ChannelError)
-    assert str(result.outcome) == f"the server dropped this client: {result.session.lost[BAD]}"
+    told = result.session.lost[BAD]
+    assert re.search(reason, told)
+    if fault in DIVERGED:
+        assert isinstance(result.outcome, DivergedError)
+        assert str(result.outcome) == told and told.startswith("training diverged: sent ")
+    else:
+        assert isinstance(result.outcome, ChannelError)
+        assert str(result.outcome) == f"the server dropped this client: {told}"
     check_as_without(result, world())
 
 
