@@ -6,7 +6,6 @@ import fedapps.core.quiet  # noqa: F401, before imports that take long
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +21,7 @@ from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, cau
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
+from fedapps.core.threads import at_once
 from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
 from fedapps.device.readiness import DeclinedError
@@ -223,8 +223,7 @@ def _results(
     if not concurrent:
         return together.results(space, (work_on(request, space) for request in requests))
     spaces = [space.restricted(request.plan.stages[0].layers) for request in requests]
-    with ThreadPoolExecutor(len(requests), thread_name_prefix="client") as threads:
-        return [*threads.map(lambda *of: alone(work_on(*of)), requests, spaces)]
+    return at_once("client", lambda *of: alone(work_on(*of)), requests, spaces)
 
 
 def _recorded(error: Exception, where: str, context: Context, run_dir: str) -> str:

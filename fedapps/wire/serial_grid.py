@@ -1,7 +1,6 @@
 """The Grid of the serial engine (`fedapps.serial`): its SuperNodes are calls in this process."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -9,6 +8,7 @@ from flwr.clientapp import ClientApp
 
 from fedapps.core import flower
 from fedapps.core.schema import Scalar
+from fedapps.core.threads import at_once
 from fedapps.wire.requests import is_concurrent
 
 
@@ -92,8 +92,7 @@ class DeviceGrid(SerialGrid):
         if wanted.intersection(message.metadata.message_id for message in taken):
             self.messages = [message for message in self.messages if message not in taken]
             contexts = [self.contexts[message.metadata.dst_node_id] for message in taken]
-            with ThreadPoolExecutor(len(taken), thread_name_prefix="device") as threads:
-                self.ready += threads.map(self.client_app, taken, contexts)
+            self.ready += at_once("device", self.client_app, taken, contexts)
         found = [reply for reply in self.ready if reply.metadata.reply_to_message_id in wanted]
         self.ready = [reply for reply in self.ready if reply not in found]
         return found or super().pull_messages(wanted)

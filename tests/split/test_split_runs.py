@@ -2,6 +2,8 @@
 
 import gc
 import json
+import signal
+import threading
 import weakref
 from threading import Event
 
@@ -17,12 +19,13 @@ from fedapps.data.spec import Spec, image_spec
 from fedapps.models import MODELS
 from fedapps.models.blocks import of_images
 from fedapps.split import strategy as split_strategy
-from fedapps.split.client import Link
+from fedapps.split.client import Link, SplitClient
 from fedapps.split.session import Session
 from fedapps.training.workspace import workspace
 from tests.support.clock import PATIENCE, until
+from tests.support.devices import node_configs
 from tests.support.split_float64 import SPLIT
-from tests.support.split_rounds import let_time_pass
+from tests.support.split_rounds import RUN, let_time_pass
 
 
 @pytest.mark.parametrize(("strategy", "together"), [
@@ -84,6 +87,29 @@ def test_a_round_that_is_over_leaves_nothing_in_memory(serial_run, tiny_npz, mon
     finally:
         gc.enable()
     assert max(held) <= 1
+
+
+@pytest.mark.parametrize("devices", [False, True])
+def test_ctrl_c_waits_for_no_client(serial_run, make_npz, tmp_path, monkeypatch, devices):
+    """They learn that the channel has ended once they are done with their batch, and end too."""
+    loss, stopped, begun, waited = SplitClient.loss, Event(), [], []
+
+    def wait(client, logits, labels):
+        begun.append(client.client)
+        if begun[2:] == [client.client]:  # all have begun
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        waited.append(stopped.wait(PATIENCE))
+        return loss(client, logits, labels)
+
+    monkeypatch.setattr(SplitClient, "loss", wait)
+    data = [make_npz(tmp_path / f"{client}.npz", seed=client) for client in range(3)]
+    options = 'dataset="device" input-shape="1,8,8" num-classes=3'
+    nodes = node_configs(data, tmp_path) if devices else ()
+    with pytest.raises(KeyboardInterrupt, match="interrupted"):
+        serial_run(RUN, options if devices else f'dataset="{data[0]}"', node_configs=nodes)
+    stopped.set()
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("cli", "dev"))])
+    assert sorted(begun) == [0, 1, 2] and waited == [True] * 3
 
 
 def test_no_warning_of_the_leak_that_only_score_last_measures(serial_run, tiny_npz, caplog):
