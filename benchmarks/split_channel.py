@@ -48,7 +48,7 @@ def served(clients: int, steps: int) -> Iterator[tuple[Session, list[Channel]]]:
         step_timeout=WAIT,
         round_timeout=600.0,
     )
-    session, most = Session(rules), frame_limit(rules)
+    session, most = Session(rules), frame_limit(rules, BATCH)
     server = ChannelServer("127.0.0.1:0", None, clients, most)
     server.begin(session)
     address = f"127.0.0.1:{server.port}"

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedapps.core.errors import DIVERGED
-from fedapps.split.frames import Frame
+from fedapps.core.errors import DIVERGED, RunError
+from fedapps.split.frames import FRAME_HEADER_BYTES, Frame
 from fedapps.wire.checks import LARGEST, invalid_values
 
+LARGEST_FRAME = 2**31 - 1 - FRAME_HEADER_BYTES  # bytes of tensors; gRPC's limits are C ints
 LARGEST_LOSS = 100.0  # limit of a batch's loss, as a multiple of the loss of uniform guessing
 
 
@@ -147,8 +148,19 @@ def levelled(batches: Mapping[int, int], limit: float = math.inf) -> dict[int, i
     return {client: int(max(own, most)) for client, own in batches.items()}
 
 
-def frame_limit(rules: Rules) -> int:
-    """Return the largest size in bytes of the tensors of a frame that keeps these rules."""
+def frame_limit(rules: Rules, samples: int) -> int:
+    """Return the largest size in bytes of the tensors of a frame that keeps these rules.
+
+    It is at most `LARGEST_FRAME`. Raises `RunError` if the batches of a client with this number of
+    training samples are larger.
+    """
     largest = max(math.prod(shape) for shape in rules.shapes.values())
-    batch = rules.batch_size * (largest * rules.dtype.itemsize + np.dtype(np.int64).itemsize)
-    return max(batch, rules.dtype.itemsize * sum(map(math.prod, rules.relays.values())))
+    each = largest * rules.dtype.itemsize + np.dtype(np.int64).itemsize
+    if (count := min(samples, rules.batch_size)) * each > LARGEST_FRAME:
+        raise RunError(
+            f"batch-size = {rules.batch_size}: the features of {count} samples are "
+            f"{count * each / 2**30:.1f} GiB, and less than 2 can be sent at once; use a smaller "
+            "batch-size, or another cut"
+        )
+    layers = rules.dtype.itemsize * sum(map(math.prod, rules.relays.values()))
+    return min(max(rules.batch_size * each, layers), LARGEST_FRAME)

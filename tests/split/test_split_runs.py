@@ -89,6 +89,11 @@ def test_a_round_that_is_over_leaves_nothing_in_memory(serial_run, tiny_npz, mon
     assert max(held) <= 1
 
 
+def test_a_batch_size_can_be_larger_than_all_data(serial_run, tiny_npz, untimed_rounds):
+    runs = [serial_run(tiny_npz, RUN, f"batch-size={size}") for size in (120, 10**9)]
+    assert untimed_rounds(runs[0]) == untimed_rounds(runs[1])
+
+
 @pytest.mark.parametrize("devices", [False, True])
 def test_ctrl_c_waits_for_no_client(serial_run, make_npz, tmp_path, monkeypatch, devices):
     """They learn that the channel has ended once they are done with their batch, and end too."""

@@ -8,9 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedapps.core.errors import RunError
 from fedapps.split.channel import Stream, _take
-from fedapps.split.frames import Frame
-from fedapps.split.rules import LARGEST_LOSS, BatchGradient, Rules, Smashed, implausible
+from fedapps.split.frames import FRAME_HEADER_BYTES, Frame
+from fedapps.split.rules import (
+    LARGEST_LOSS,
+    BatchGradient,
+    Rules,
+    Smashed,
+    frame_limit,
+    implausible,
+)
 from fedapps.split.session import Session
 from tests.support.split_rounds import LONG
 
@@ -35,6 +43,18 @@ def both_joined(**changes):
 
 def pairs():
     return {"data": torch.ones(4, 2), "labels": torch.tensor([0, 1, 2, 0])}
+
+
+def test_a_frame_has_room_for_the_largest_batch_that_a_client_can_have():
+    """A float32 pair and its label are 16 bytes; gRPC's limits are ints of 32 bits."""
+    assert frame_limit(rules(), 3) == 4 * 16
+    assert frame_limit(rules(relays={"fc": (9, 2)}), 3) == 9 * 2 * 4
+    assert frame_limit(rules(batch_size=10**9), 3) == 2**31 - 1 - FRAME_HEADER_BYTES
+    most = (2**31 - 1 - FRAME_HEADER_BYTES) // 16
+    assert frame_limit(rules(batch_size=10**9), most) // 16 == most
+    assert frame_limit(rules(batch_size=most), 10**9) // 16 == most
+    with pytest.raises(RunError, match="batch-size = 1000000000: the features of 134213632 samp"):
+        frame_limit(rules(batch_size=10**9), most + 1)
 
 
 def test_a_batch_of_a_client_that_failed_is_in_no_wave():
