@@ -118,13 +118,16 @@ def check_workers(workers: int, threads: int, device: str, devices: bool) -> Non
         raise RunError(f'{what}they cannot share a GPU; use device="cpu", or {GPU_HINT}')
 
 
-def hide_gpus(run_config: Flat, workers: int) -> None:
-    """Hide the GPUs from this process if its workers train on the CPU.
+def prepare_forks(run_config: Flat, workers: int) -> None:
+    """Hide the GPUs from this process if its workers train on the CPU; call it before imports.
 
     Where PyTorch sees one, no process that is forked after a first backward pass can do another.
+    gRPC would tell of each fork, none of which uses it.
     """
-    if workers > 1 and run_config["device"] == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if workers > 1:
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        if run_config["device"] == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def absolute(run_config: Flat) -> Flat:
@@ -179,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
 
         nodes = devices(options.node_config)
         run_config = absolute(config.parse(chosen(options)))
-        hide_gpus(run_config, options.workers)
+        prepare_forks(run_config, options.workers)
         nodes_and_more = (options.num_supernodes, nodes, options.keep_going)
         folder = run_serial(run_config, *nodes_and_more, workers=options.workers)
         with log.expendable():

@@ -124,12 +124,13 @@ def _end_with_parent() -> None:
 
 
 def _run(flat: dict[str, Scalar], plots: bool, at_once: int) -> Path:
+    from fedapps.serial import idle_workers, prepare_forks, run_serial
+
+    prepare_forks(flat, workers := idle_workers(flat, at_once))
     # takes seconds to load, only here needed
     from fedapps.report.about import About
-    from fedapps.serial import hide_gpus, idle_workers, run_serial
     from fedapps.training.workspace import workspace
 
-    hide_gpus(flat, workers := idle_workers(flat, at_once))
     begun = Path(str(flat["resume"])) if flat["resume"] else None
     if begun and flat["device"] == "auto" and About.read(begun).processor == "cpu":
         flat["device"] = "cpu"  # on which it goes on; the next run may take the GPU

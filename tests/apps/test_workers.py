@@ -119,6 +119,7 @@ def test_a_run_is_resumed_with_another_number_of_workers(run, before, after):
 ])  # fmt: skip
 def test_workers_on_the_cpu_see_no_gpu(monkeypatch, tmp_path, options, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it would be set for all tests
     found = []
 
     def look(*arguments, **options):
@@ -208,6 +209,16 @@ def test_no_worker_is_left_when_the_run_is_ended(flat_config, tiny_npz, tmp_path
         assert "Traceback" not in said
         assert (tmp_path / "x" / "summary.json").exists() and "resume" in said
     assert [*(tmp_path / "x").rglob(".*.tmp")] == []
+
+
+def test_workers_of_split_learning_are_silent_on_grpc(tiny_npz, tmp_path):
+    """The channel's server runs while they are forked."""
+    options = f'{tiny_npz} {RUN} runs-dir="{tmp_path}" strategy="fedfc"'
+    command = [sys.executable, "-m", "fedapps.serial", "--workers", "2", "-c", options]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
+    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env=env)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "grpc" not in run.stdout.lower()
 
 
 def test_a_worker_that_is_late_is_replaced_at_the_next_push():
