@@ -82,8 +82,7 @@ class NodeRegistry:
         held_out: Collection[int] = (),
         initial: SignedModel | None = None,
     ) -> None:
-        self.initial = initial
-        self.grid, self.at_least, self.timeout = grid, at_least, timeout
+        self.grid, self.at_least, self.timeout, self.initial = grid, at_least, timeout, initial
         self.device_count, self.simulated = device_count, simulated and not device_count
         self.max_samples, self.held_out = max_samples, held_out
         self.closed = simulated and bool(device_count)  # no further SuperNodes will come
@@ -102,7 +101,7 @@ class NodeRegistry:
         they may be repaired meanwhile; neither these nor SuperNodes to recheck are waited for. Busy
         ones get `BUSY_WAIT`, and newcomers, too, once there have been enough. In a simulation,
         SuperNodes register one by one, so each also says how many there will be. Raises `RunError`
-        if there are too few after `timeout` seconds.
+        if there are too few after `timeout` seconds; in a simulation, as soon as that is certain.
         """
         start, next_line, enough_since = time.monotonic(), FIRST_LINE, math.inf
         next_recheck = start
@@ -217,10 +216,13 @@ class NodeRegistry:
         if not guest.hello or guest.hello.problem or guest.hello.client != hello.client:
             guest.place = next(self._places)
         guest.hello, guest.answered, guest.has_model = hello, asked_at, not hello.problem
-        if self.simulated:
-            if reply.has_error() and not self.complete:
+        if self.simulated and not self.complete:
+            if hello.problem:
                 raise RunError(f"a SuperNode could not start: {hello.problem}")
-            self.at_least = max(self.at_least, hello.nodes)
+            if self.at_least > hello.nodes:  # the run would wait for ever
+                most = f"must be at most num-supernodes = {hello.nodes}"
+                raise RunError(f"min-available = {self.at_least}: {most}")
+            self.at_least = hello.nodes
 
     def _fleet(self) -> Fleet:
         """Return the nodes that fit; of two with the same client id, the one that had it first."""

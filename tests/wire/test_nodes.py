@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 def test_nodes_that_register_one_by_one_are_waited_for():
     grid = FakeGrid(
-        polls=[[hello(9, cuda=True)], [hello(3, cuda=True)], [hello(5, cuda=True)]],
+        polls=[[hello(node, nodes=3, cuda=True)] for node in (9, 3, 5)],
         nodes=[[], [9], [9, 3], [3, 9], [5, 3, 9]],
     )
     assert meet(grid, at_least=3) == Fleet([3, 5, 9], cuda=True, workers=0)
@@ -64,12 +64,12 @@ def test_all_see_a_gpu_only_if_each_does(cuda):
 
 
 def test_a_node_that_left_is_not_counted():
-    grid = FakeGrid(polls=[[hello(1)], [hello(2)], [hello(3)]], nodes=[[1], [2], [2, 3]])
+    grid = FakeGrid(polls=[[hello(n, nodes=2)] for n in (1, 2, 3)], nodes=[[1], [2], [2, 3]])
     assert meet(grid, at_least=2).nodes == [2, 3]
 
 
 def test_too_few_nodes_end_the_run_after_the_timeout(clock):
-    grid = FakeGrid(polls=[[hello(1)]], nodes=[[1]])
+    grid = FakeGrid(polls=[[hello(1, nodes=2)]], nodes=[[1]])
     with pytest.raises(RunError) as caught:
         meet(grid, at_least=2, timeout=0.1)
     assert str(caught.value) == "1 of 2 SuperNodes (min-available) after 0.1 s (round-timeout)"
@@ -95,9 +95,18 @@ def test_a_device_with_its_own_data_has_no_part_in_a_simulation(clock):
         meet(grid)
 
 
-def test_a_node_that_cannot_start_ends_the_run_with_its_reason():
-    with pytest.raises(RunError, match="No module named torch"):
-        meet(FakeGrid(polls=[[error(1, "No module named torch")]], nodes=[[1]]))
+@pytest.mark.parametrize("says", [error(1, "not here"), said(1, problem="not here")])
+def test_a_node_that_cannot_start_ends_a_simulation_with_its_reason(says, clock):
+    with pytest.raises(RunError, match=r"^a SuperNode could not start: not here$"):
+        meet(FakeGrid(polls=[[hello(2, nodes=2), says]], nodes=[[1, 2]]))
+    assert clock.now < 1, "it is not waited for"
+
+
+def test_more_nodes_than_a_simulation_has_are_not_waited_for(clock):
+    told = "^min-available = 3: must be at most num-supernodes = 2$"
+    with pytest.raises(RunError, match=told):
+        meet(FakeGrid(polls=[[hello(1, nodes=2)]], nodes=[[1]]), at_least=3)
+    assert clock.now < 1
 
 
 def owner(node, client, **parts):
