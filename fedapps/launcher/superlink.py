@@ -142,10 +142,11 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
     With `own`, it is for the SuperLink that `flwr` itself starts for the home. Runs use the
     installed packages; otherwise Flower would install the app's dependencies for each run. Ray gets
     a token: it listens on all addresses, and whoever may connect to it can run code. Raises
-    `RunError` if that SuperLink's port or database is another one's.
+    `RunError` if that SuperLink's port or database is another one's, or it runs in another way.
     """
     if own:
         _check_database(home)
+        _check_running(home)
     env = dict(flower.environment(), PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
@@ -185,6 +186,20 @@ def _check_database(home: Path | None) -> None:
         )
 
 
+def _check_running(home: Path | None) -> None:
+    """Raise `RunError` if a SuperLink runs for a home, but not as one started here would."""
+    link, problem = superlink(home), ""
+    if link is None:
+        return
+    if link.bin_dir.resolve() != bin_dir().resolve():
+        problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
+    elif link.age > STARTED and not database_of(home).exists():
+        problem = "has lost its database: its folder was deleted"
+    if problem:
+        how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
+        raise RunError(f"the SuperLink of {flower_home(home)} {problem}; end it first: {how}")
+
+
 def _check_port(port: int) -> None:
     """Raise `RunError` if the SuperLink on Flower's fixed port is somebody else's."""
     link = superlink(None)
@@ -204,14 +219,6 @@ def choose_port(home: Path, port: int | None = None) -> int:
     if link is not None:
         if port not in (None, link.port):
             raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}; stop it")
-        problem = ""
-        if link.bin_dir.resolve() != bin_dir().resolve():
-            problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
-        elif link.age > STARTED and not database_of(home).exists():
-            problem = "has lost its database: its folder was deleted"
-        if problem:
-            how = f"end it first: fedapps stop --home {shlex.quote(str(home))}"
-            raise RunError(f"the SuperLink of {home} {problem}; {how}")
         return link.port
     if port is not None:
         if not _free(port):

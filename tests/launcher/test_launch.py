@@ -269,7 +269,7 @@ class TestHome:
                 superlink.environment(None, port)
             superlink.environment(None, own=False)
             superlink.environment(tmp_path)
-            link = SuperLink(1, port, superlink.bin_dir())
+            link = SuperLink(0, port, superlink.bin_dir())
             monkeypatch.setattr(superlink, "superlink", lambda home: link)
             assert superlink.environment(None)[superlink.PORT] == str(port)
 
@@ -294,30 +294,43 @@ class TestHome:
             with pytest.raises(RunError, match=f"port {first} is in use"):
                 superlink.choose_port(tmp_path, first)
 
-    def test_superlink_keeps_its_port_but_not_in_another_environment(self, tmp_path, monkeypatch):
-        link = SuperLink(1, 20001, superlink.bin_dir())
+    def test_a_superlink_keeps_its_port(self, tmp_path, monkeypatch):
+        link = SuperLink(0, 20001, superlink.bin_dir())
         monkeypatch.setattr(superlink, "superlink", lambda home: link)
-        database = superlink.database_of(tmp_path)
-        database.parent.mkdir()
-        database.touch()
         assert superlink.choose_port(tmp_path) == 20001
         with pytest.raises(RunError, match="has port 20001, not 5"):
             superlink.choose_port(tmp_path, 5)
-        link = SuperLink(1, 20001, tmp_path / "venv" / "bin")
-        with pytest.raises(RunError, match=r"fedapps stop --home"):
-            superlink.choose_port(tmp_path)
+
+    @pytest.fixture(params=[False, True], ids=["home", "default"])
+    def there(self, request, tmp_path, monkeypatch):
+        """Return meet(link): the environment where it seems to run, here or in the default home."""
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path) if request.param else "/somewhere")
+        monkeypatch.setenv(superlink.PORT, "20001")
+        superlink.database_of(tmp_path).parent.mkdir()
+
+        def meet(link):
+            monkeypatch.setattr(superlink, "superlink", lambda home: link)
+            return superlink.environment(None if request.param else tmp_path)
+
+        meet.end = "fedapps stop" + ("" if request.param else f" --home {tmp_path}")
+        return meet
+
+    def test_a_superlink_of_another_environment_is_refused(self, there, tmp_path):
+        assert there(SuperLink(0, 20001, superlink.bin_dir()))[superlink.PORT] == "20001"
+        with pytest.raises(RunError, match=rf"SuperLink of {tmp_path} runs in {tmp_path}/venv, not"
+                                           rf" .* end it first: {there.end}$"):  # fmt: skip
+            there(SuperLink(0, 20001, tmp_path / "venv" / "bin"))
 
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
-        self, tmp_path, monkeypatch
+        self, there, monkeypatch
     ):
         """Such a run waited for ever. One that has just begun has no database yet, either."""
         link = SuperLink(1, 20001, superlink.bin_dir())  # process 1 is as old as the machine
-        monkeypatch.setattr(superlink, "superlink", lambda home: link)
         monkeypatch.setattr(superlink, "STARTED", link.age + 60)
-        assert superlink.choose_port(tmp_path) == 20001
+        assert there(link)
         monkeypatch.setattr(superlink, "STARTED", link.age - 1)
-        with pytest.raises(RunError, match=r"has lost its database.*fedapps stop --home"):
-            superlink.choose_port(tmp_path)
+        with pytest.raises(RunError, match=rf"has lost its database.* {there.end}$"):
+            there(link)
 
     @pytest.mark.parametrize("is_default", [False, True])
     def test_a_database_that_another_machine_uses_is_refused(
