@@ -1,8 +1,9 @@
 """Train with Flower: in a simulation on this machine (Ray), or on another SuperLink.
 
-This does the same as `flwr run . --stream`, with two differences. If the run fails, it prints the
-run's error in its last line and exits with 1; `flwr run` exits with 0. And it uses the packages
-that are installed here; `flwr run` installs the app's dependencies once more.
+This does the same as `flwr run . --stream`, with three differences. If the run fails, it prints the
+run's error in its last line and exits with 1; `flwr run` exits with 0. It uses the packages that
+are installed here; `flwr run` installs the app's dependencies once more. And clients use the app's
+code; with `flwr run`, that of the folder in which the SuperLink was started comes first.
 
 The first run starts a SuperLink in the background, which later runs use, too. `fedapps status`
 shows it, and `fedapps stop` ends it. Ctrl-C ends the log, but not the run.
@@ -75,8 +76,7 @@ def launch(
             # The SuperLink that `flwr run` starts keeps the working directory, which comes before
             # the app on its workers' path, so it must be a folder without code.
             local = superlink.log_of(home).parent
-            cwd = local if home is not None and local.is_dir() else None
-            flwr = stack.enter_context(Flwr(env, cwd=cwd))
+            flwr = stack.enter_context(Flwr(env, cwd=local if local.is_dir() else None))
         named = [connection] if connection else []
         target = _Target(flwr, home, named, echo, app_dir, port, federation_config)
         options = stack.enter_context(merged(run_config))

@@ -47,6 +47,14 @@ class SuperLink:
             return 0.0
 
     @property
+    def folder(self) -> Path | None:
+        """The folder in which it works; None if it is gone, or another user's."""
+        try:
+            return Path(psutil.Process(self.pid).cwd())
+        except psutil.Error:
+            return None
+
+    @property
     def version(self) -> str:
         """The version of Flower in the SuperLink's environment, or "?" if it is unknown."""
         from importlib import metadata  # imported here, because it would delay the help text
@@ -156,11 +164,11 @@ def environment(home: Path | None, port: int | None = None, own: bool = True) ->
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if getproxies_environment():  # else, macOS has its own proxy, which `no_proxy` would replace
         env |= {name: _direct(env.get(name) or env.get(other, "")) for name, other in NO_PROXY}
-    if home is not None:
-        env["FLWR_HOME"] = str(flower_home(home))
-    if home is not None and own:
+    env["FLWR_HOME"] = str(flower_home(home))  # absolute: `flwr` works in another folder
+    if own:
         with writing(log_of(home)):
             log_of(home).parent.mkdir(parents=True, exist_ok=True)
+    if home is not None and own:
         env[PORT] = str(choose_port(home, port))
     elif port is not None:
         env[PORT] = str(port)
@@ -195,6 +203,8 @@ def _check_running(home: Path | None) -> None:
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
     elif link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
+    elif link.folder not in (None, log_of(home).parent):  # by `flwr run`, in a checkout
+        problem = f"was started in {link.folder}, and modules there come before those of the app"
     if problem:
         how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
         raise RunError(f"the SuperLink of {flower_home(home)} {problem}; end it first: {how}")

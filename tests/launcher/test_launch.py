@@ -273,13 +273,14 @@ class TestHome:
             monkeypatch.setattr(superlink, "superlink", lambda home: link)
             assert superlink.environment(None)[superlink.PORT] == str(port)
 
-    def test_without_a_home_flower_s_own_choice_holds(self, monkeypatch):
+    def test_without_a_home_flower_s_own_choice_holds(self, tmp_path, monkeypatch):
         monkeypatch.setattr(superlink, "_free", lambda port: True)
-        monkeypatch.setenv("FLWR_HOME", "/somewhere")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("FLWR_HOME", "somewhere")
         monkeypatch.delenv(superlink.PORT, raising=False)
         env = superlink.environment(None, None)
-        assert env["FLWR_HOME"] == "/somewhere" and superlink.PORT not in env
-        assert superlink.flower_home(None) == Path("/somewhere")
+        assert env["FLWR_HOME"] == str(tmp_path / "somewhere") and superlink.PORT not in env
+        assert superlink.flower_home(None) == tmp_path / "somewhere"
 
     def test_port_is_the_same_each_time_and_another_for_another_home(self, tmp_path):
         first, again, other = (superlink.choose_port(tmp_path / name) for name in "aab")
@@ -320,6 +321,18 @@ class TestHome:
         with pytest.raises(RunError, match=rf"SuperLink of {tmp_path} runs in {tmp_path}/venv, not"
                                            rf" .* end it first: {there.end}$"):  # fmt: skip
             there(SuperLink(0, 20001, tmp_path / "venv" / "bin"))
+
+    def test_a_superlink_that_was_started_in_another_folder_is_refused(
+        self, there, tmp_path, monkeypatch
+    ):
+        """As by a plain `flwr run` in a checkout: its actors would use the modules there."""
+        link = SuperLink(os.getpid(), 20001, superlink.bin_dir())
+        superlink.database_of(tmp_path).touch()
+        monkeypatch.chdir(superlink.database_of(tmp_path).parent)
+        assert there(link)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(RunError, match=rf"was started in {tmp_path}, .* {there.end}$"):
+            there(link)
 
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
         self, there, monkeypatch
@@ -406,6 +419,19 @@ class TestLaunch:
         assert (ended.run_id, ended.status) == (9621920773214295782, "finished:failed")
         assert ended.details == f"{TRACE}round 2 fails as asked" and not ended.completed
         assert echoed[4].startswith("\x1b[91m") and ended.lines[4].startswith("ERROR")
+
+    @pytest.mark.parametrize("is_default", [False, True])
+    def test_a_superlink_starts_in_a_folder_without_code(
+        self, is_default, flwr, tmp_path, monkeypatch
+    ):
+        """What is in its folder comes before the app on the path of its actors."""
+        home = tmp_path / "home"
+        monkeypatch.setenv("FLWR_HOME", str(home) if is_default else "/somewhere")
+        monkeypatch.setattr(superlink, "_free", lambda port: True)
+        monkeypatch.chdir(EMPTY_APP)
+        flwr("import os; print(os.getcwd(), os.environ['FLWR_HOME'])")
+        ended = launch.launch(Path(), home=None if is_default else home, echo=lambda line: None)
+        assert ended.lines == [f"{home}/local-superlink {home}"]
 
     def test_command_line(self, flwr, tmp_path, capsys):
         flwr("print(*sys.argv[1:], sep='|')")
