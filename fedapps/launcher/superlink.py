@@ -27,6 +27,8 @@ from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
+# What a user may set for a run; all processes of a run have the variables of their SuperLink.
+INHERITED = ("CUDA_VISIBLE_DEVICES", "FEDAPPS_LOG", "MLFLOW_", "WANDB_")
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
@@ -47,10 +49,11 @@ class SuperLink:
             return 0.0
 
     @property
-    def folder(self) -> Path | None:
-        """The folder in which it works; None if it is gone, or another user's."""
+    def start(self) -> tuple[Path, dict[str, str]] | None:
+        """The folder and the environment in which it works; None if it is gone, or not readable."""
         try:
-            return Path(psutil.Process(self.pid).cwd())
+            process = psutil.Process(self.pid)
+            return Path(process.cwd()), process.environ()
         except psutil.Error:
             return None
 
@@ -196,18 +199,24 @@ def _check_database(home: Path | None) -> None:
 
 def _check_running(home: Path | None) -> None:
     """Raise `RunError` if a SuperLink runs for a home, but not as one started here would."""
-    link, problem = superlink(home), ""
-    if link is None:
+    if (link := superlink(home)) is None:
         return
+    own, now, problem = log_of(home).parent, dict(os.environ), ""
+    folder, then = link.start or (own, now)
+    names = [name for name in sorted(now | then) if name.startswith(INHERITED)]
+    other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
     elif link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
-    elif link.folder not in (None, log_of(home).parent):  # by `flwr run`, in a checkout
-        problem = f"was started in {link.folder}, and modules there come before those of the app"
+    elif folder != own:  # by `flwr run`, in a checkout
+        problem = f"was started in {folder}, and modules there come before those of the app"
+    elif other:
+        problem = f"was started with another {', '.join(other)}, which would still count"
     if problem:
         how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
-        raise RunError(f"the SuperLink of {flower_home(home)} {problem}; end it first: {how}")
+        how = f"end it ({how}), or use another --home"
+        raise RunError(f"the SuperLink of {flower_home(home)} {problem}; {how}")
 
 
 def _check_port(port: int) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -313,26 +314,39 @@ class TestHome:
             monkeypatch.setattr(superlink, "superlink", lambda home: link)
             return superlink.environment(None if request.param else tmp_path)
 
-        meet.end = "fedapps stop" + ("" if request.param else f" --home {tmp_path}")
+        stop = "fedapps stop" + ("" if request.param else f" --home {tmp_path}")
+        meet.end = rf"; end it \({stop}\), or use another --home$"
         return meet
 
     def test_a_superlink_of_another_environment_is_refused(self, there, tmp_path):
         assert there(SuperLink(0, 20001, superlink.bin_dir()))[superlink.PORT] == "20001"
-        with pytest.raises(RunError, match=rf"SuperLink of {tmp_path} runs in {tmp_path}/venv, not"
-                                           rf" .* end it first: {there.end}$"):  # fmt: skip
+        with pytest.raises(RunError, match=f"SuperLink of {tmp_path} runs in {tmp_path}/venv, not "
+                                           f".*{there.end}"):  # fmt: skip
             there(SuperLink(0, 20001, tmp_path / "venv" / "bin"))
 
-    def test_a_superlink_that_was_started_in_another_folder_is_refused(
-        self, there, tmp_path, monkeypatch
+    @pytest.mark.parametrize(("folder", "variables", "problem"), [
+        ("local-superlink", {"WANDB_MODE": "offline", "LANG": "C"}, ""),
+        # As by a plain `flwr run` in a checkout: its actors would use the modules there.
+        ("", {"WANDB_MODE": "offline"}, "was started in {}, and modules there come before .*"),
+        ("local-superlink", {"FEDAPPS_LOG": "debug"}, "was started with another FEDAPPS_LOG, WANDB_"
+                                                      "MODE, which would still count"),
+    ])  # fmt: skip
+    def test_a_superlink_that_was_started_otherwise_is_refused(
+        self, there, tmp_path, monkeypatch, folder, variables, problem
     ):
-        """As by a plain `flwr run` in a checkout: its actors would use the modules there."""
-        link = SuperLink(os.getpid(), 20001, superlink.bin_dir())
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.delenv("FEDAPPS_LOG", raising=False)
         superlink.database_of(tmp_path).touch()
-        monkeypatch.chdir(superlink.database_of(tmp_path).parent)
-        assert there(link)
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(RunError, match=rf"was started in {tmp_path}, .* {there.end}$"):
-            there(link)
+        known = {key: value for key, value in os.environ.items() if key != "WANDB_MODE"}
+        command = [sys.executable, "-c", "input()"]
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(
+            command, cwd=tmp_path / folder, env=known | variables, **pipes
+        ) as process:
+            link = SuperLink(process.pid, 20001, superlink.bin_dir())
+            expected = rf"^the SuperLink of {tmp_path} {problem.format(tmp_path)}{there.end}"
+            with pytest.raises(RunError, match=expected) if problem else nullcontext():
+                assert there(link)
 
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
         self, there, monkeypatch
@@ -342,7 +356,7 @@ class TestHome:
         monkeypatch.setattr(superlink, "STARTED", link.age + 60)
         assert there(link)
         monkeypatch.setattr(superlink, "STARTED", link.age - 1)
-        with pytest.raises(RunError, match=rf"has lost its database.* {there.end}$"):
+        with pytest.raises(RunError, match=f"has lost its database.*{there.end}"):
             there(link)
 
     @pytest.mark.parametrize("is_default", [False, True])
