@@ -81,6 +81,9 @@ def show(store: Store, options: Namespace) -> None:
     print_table(("method", *comparisons), rows)
     least = min(2, len(comparisons))
     plotted = {name: line for name, line in methods.items() if len(line) >= least}
+    if options.plot and not plotted:
+        where = "two of " * (least > 1) + ", ".join(comparisons)
+        raise RunError(f"--plot: no method but the yardstick has run in {where}; run more first")
     words = {
         t.name: (t.short or t.name, t.yardstick_is or t.yardstick) for t in pick(options.tables)
     }

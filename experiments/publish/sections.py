@@ -220,8 +220,9 @@ def _compared(part: Section, table: Table, ran: list[Outcome]) -> None:
     for line in found.lines:
         if line.name != table.yardstick:
             rows.append(charts.interval(line.name, line.gap.mean, line.gap.span))
-    title = f"Difference from {table.yardstick}, with its 95 % interval over seeds"
-    part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
+    if rows:
+        title = f"Difference from {table.yardstick}, with its 95 % interval over seeds"
+        part.figures.append(interval_chart(Chart("", title, "points"), rows, zero=True))
 
 
 def costs_section() -> Section:

@@ -357,6 +357,22 @@ def test_rows_without_a_seed_in_common_are_shown_and_not_compared(toy, tmp_path)
     assert "Not run yet" not in (tmp_path / "page.html").read_text()
 
 
+def test_a_yardstick_alone_has_figures_and_no_differences(toy, tmp_path, monkeypatch, capsys):
+    table, store, _ = toy
+    table = replace(table, rows=table.rows[:3])  # `same` would have run, too
+    other = Store(tmp_path / "other")
+    (cell,) = (cell for cell in table.cells("cpu") if cell.row.name == "fedavg-ft")
+    other.save(cell, store.find(cell, 0))
+    part = sections.section(other, table)
+    assert [row[0] for row in part.rows] == ["fedavg-ft"] and "0 of 0 methods." in part.said
+    assert "Difference from" not in " ".join(chart.title for chart in part.figures)
+    monkeypatch.setattr(files, "tables", lambda: {table.name: table})
+    drawn = ["leads", table.name, "--plot", str(tmp_path / "leads.png")]
+    assert __main__.main(["--results", str(other.folder), *drawn]) == 1
+    assert "no method but the yardstick has run" in capsys.readouterr().err
+    assert not (tmp_path / "leads.png").exists()
+
+
 def test_commands_know_the_settings_that_were_chosen(toy, tmp_path, monkeypatch, capsys):
     table, store, _ = toy
     monkeypatch.setattr(files, "tables", lambda: {table.name: table})
