@@ -195,9 +195,21 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     words = ["fedapps", "sweep"]
     values = {key: changes.value_of(key, best.settings) for key in keys}
     words += [f"{key}={literal(value)}" for key, value in values.items() if value is not None]
-    words += [word for text in options.run_config for word in ("-c", text)]
+    words += [word for text in [*options.run_config, *_undone(options)] for word in ("-c", text)]
     words += ["--seeds", spans(seeds)] if options.seeds or SEED in keys else []
     return f"{told} {join(words)}"
+
+
+def _undone(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the text of a `-c` that takes the keys of `--validation` back, if any `-c` has them."""
+    from fedapps.core import config
+    from fedapps.core.schema import literal
+
+    scored, known = _scored_on(options.validation), config.defaults()
+    given = parse_options(options.run_config)
+    keys = [key for key in given if key.rpartition(".")[2] in scored and given[key] != known[key]]
+    if keys:
+        yield " ".join(f"{key}={literal(known[key])}" for key in keys)
 
 
 def _most_clients(groups: Sequence["Group"]) -> list["Group"]:

@@ -23,6 +23,8 @@ from fedapps.compare.comparison import compared
 from fedapps.compare.groups import Group
 from fedapps.compare.runs import read
 from fedapps.compare.sweep import Sweep
+from fedapps.core import config
+from fedapps.core.options import parse_options
 from fedapps.drawing import pictures
 from fedapps.report.columns import SPREAD
 from tests.support import ROOT
@@ -359,7 +361,7 @@ def test_dollars_in_a_setting_are_no_formula(made, rounds, tmp_path):
 
 def suggested(runs, *axes, config="", seeds=""):
     """What a sweep over these axes says at its end."""
-    options = Namespace(run_config=[config], seeds=seeds)
+    options = Namespace(run_config=[config], seeds=seeds, validation=0.2)
     return sweep._next(options, compared([*map(read, runs)]), [*axes])
 
 
@@ -442,6 +444,18 @@ def test_the_best_value_of_a_key_that_overrides_a_general_one_is_suggested(made,
     assert shlex.split(command) == [
         "fedapps", "sweep", f"{key}={values[1]}", "-c", f"strategy={method}",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("own", ["", "fedfomo.validation-fraction=0.2"])
+def test_the_suggestion_scores_on_test_samples_whatever_the_options_say(made, own):
+    """The settings of an earlier sweep can have the keys that `--validation` sets, too."""
+    given = f"strategy=fedfomo evaluate-on=validation validation-fraction=0.2 {own}".strip()
+    runs = [made(f"{lr}", f"{given} lr={lr}") for lr in (0.1, 0.2)]
+    _, _, command = suggested(runs, "lr", config=given).partition(" on test samples: ")
+    *_, first, second, undone = words = shlex.split(command)
+    assert words[:3] == ["fedapps", "sweep", "lr=0.1"] and [first, second] == [given, "-c"]
+    plain = config.defaults() | {"strategy": "fedfomo"}
+    assert config.defaults() | parse_options([given, undone]) == plain
 
 
 @pytest.mark.parametrize("kept", [True, False])
