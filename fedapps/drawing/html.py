@@ -82,6 +82,15 @@ th {
   box-shadow: inset 0 -1px var(--line);
 }
 @media (max-width: 600px) { svg text { font-size: 14.5px; } }
+@media print {  /* paper does not scroll, and browsers leave out backgrounds */
+  .box, .scroll {
+    contain: none !important; max-height: none !important; overflow: visible !important;
+    grid-column: 1 / -1;
+  }
+  th, .text { white-space: normal; }
+  pre { white-space: pre-wrap; }
+  .legend i { print-color-adjust: exact; }
+}
 """
 
 HEAD = """

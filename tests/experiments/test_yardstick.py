@@ -26,7 +26,7 @@ from experiments.run import tuning
 from experiments.run.dependent import settled
 from experiments.run.store import Store, diverged
 from fedapps.core.errors import RunError
-from tests.support.browser import DARK, measured
+from tests.support.browser import DARK, PRINTED, measured
 from tests.support.papers import run_of
 
 NAMES = ("fedavg-ft", "local", "better", "same")
@@ -627,3 +627,12 @@ def test_a_browser_shows_a_figure_for_every_table_that_has_results(tmp_path):
         assert all(all(charts) for charts in seen["charts"].values())
         assert seen["scroll"] == int(width) and seen["wide"] == []
         assert sum(seen["back"]) > 3 * 128
+
+
+@pytest.mark.slow
+def test_long_tables_are_whole_on_paper(tmp_path):
+    path = tmp_path / "results.html"
+    html_page.write(Store(HERE / "results"), path)
+    for seen in measured(path, tmp_path, PRINTED, boxes=".scroll", widths=(1280,)).values():
+        assert seen["scrolled"] > 0
+        assert (seen["cut"], seen["signs"]) == (0, ["exact"])

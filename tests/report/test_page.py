@@ -30,7 +30,7 @@ from fedapps.server_app import watched
 from fedapps.tasks import CLASSIFICATION
 from fedapps.tasks.classification import Classification
 from fedapps.wire import contacts
-from tests.support.browser import WIDTHS, measured
+from tests.support.browser import PRINTED, WIDTHS, measured
 from tests.support.clock import passing
 from tests.support.made_runs import EVIL, add_round, begin_run, finished_run
 from tests.support.reports import make_results, make_row
@@ -398,6 +398,14 @@ def test_browser_shows_every_figure_at_both_widths(folder, tmp_path):
         assert set(seen["figures"]) == FIGURES and len(seen["figures"]) == len(FIGURES)
         assert seen["scroll"] == width and seen["wide"] == []
         assert seen["title"] == "fedcmd on <script>x.npz" and seen["tables"] >= 5
+
+
+def test_tables_are_whole_on_paper_and_legends_have_their_colours(tmp_path):
+    """Paper does not scroll, and a browser prints no backgrounds unless it is told to."""
+    path = page.write(finished_run(tmp_path, clients=40))
+    for seen in measured(path, tmp_path, PRINTED, boxes=".box").values():
+        assert seen["scrolled"] > 0
+        assert (seen["cut"], seen["signs"]) == (0, ["exact"])
 
 
 def test_the_page_of_natural_clients_says_who_is_left_out_and_what_was_told_of_the_data(

@@ -14,6 +14,16 @@ import pytest
 WIDTHS = (400, 1280)  # pixels: a telephone, a laptop
 LIGHT, DARK = 1, 0  # Chromium's preferredColorScheme
 
+PRINTED = """(page) => {
+  const seen = (sign) => [...page.querySelectorAll(sign)];
+  const cut = () => seen(".box, .scroll").filter((e) => e.scrollHeight > e.clientHeight + 1).length;
+  const scrolled = cut();
+  for (const sheet of page.styleSheets) for (const rule of sheet.cssRules)
+    if (rule.media?.mediaText === "print") rule.media.mediaText = "all";
+  const kept = seen(".legend i").map((sign) => getComputedStyle(sign).printColorAdjust);
+  return { scrolled, cut: cut(), signs: [...new Set(kept)] };
+}"""  # how many tables scroll, how many are cut on paper, and how their legends are printed
+
 _MEASURE = """<!doctype html><body><script>
 const seen = SEEN;
 const frames = [], report = {};
