@@ -155,6 +155,7 @@ def legend(
         title=subject or None,
         alignment="left",
     )
+    axes.yaxis.get_offset_text().set(x=-0.02, ha="right")  # such as 1e10, beside the legend
 
 
 def draw_line(

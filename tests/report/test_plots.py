@@ -25,7 +25,7 @@ from fedapps.report import (
     plots,
 )
 from fedapps.report.report import Report
-from fedapps.tasks import CLASSIFICATION
+from fedapps.tasks import CLASSIFICATION, TASKS
 from tests.support.made_runs import finished_run
 from tests.support.reports import (
     FLAT,
@@ -345,6 +345,30 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
                 title = picture._suptitle.get_window_extent()
                 assert inside.y1 < title.y0
         assert all(axes.get_position().width > 0.6 for axes in picture.axes[:2])
+
+
+@pytest.mark.parametrize("size", [1e10, 1e-20])
+@pytest.mark.parametrize("draw", [
+    lambda named, told: accuracy_plots.draw_scores(named(evaluated(1)), (), told),
+    lambda named, told: accuracy_plots.draw_scores(named(evaluated()), (), told),
+    lambda named, told: accuracy_plots.draw_communication(named(evaluated()), (), told),
+    lambda named, told: part_plots.draw_clients(named(scored(20)), told),
+])  # fmt: skip
+def test_the_power_of_ten_of_an_axis_is_not_drawn_across_the_legend(draw, size):
+    """matplotlib writes it at the top of the axis, where the first sign of the legend is."""
+    told = replace(CAPTION, metric=TASKS["regression"].lead)
+
+    def named(table):
+        found = table.filter(like="accuracy") * size
+        new = {name: name.replace("accuracy", told.metric.name) for name in found}
+        return table.assign(**found).rename(columns=new)
+
+    picture = draw(named, told)
+    picture.draw_without_rendering()
+    power, legend = picture.axes[0].yaxis.get_offset_text(), picture.axes[0].get_legend()
+    box = power.get_window_extent()
+    assert power.get_text() and box.x1 < legend.get_window_extent().x0
+    assert box.x0 > 0 and box.y1 < picture.bbox.y1
 
 
 def no_overlap(axes):
