@@ -73,8 +73,13 @@ class MLflow:
         own = f"sqlite:///{folder}/mlflow.db"
         self.client = MlflowClient(None if self.elsewhere else own)
         place = None if self.elsewhere else (folder / "mlflow").as_uri()
-        found = self.client.get_experiment_by_name(PROJECT)
-        experiment = found.experiment_id if found else self.client.create_experiment(PROJECT, place)
+        found, make = self.client.get_experiment_by_name(PROJECT), self.client.create_experiment
+        try:
+            experiment = found.experiment_id if found else make(PROJECT, place)
+        except Exception:  # another run, which began at the same time, may just have made it
+            if not (found := self.client.get_experiment_by_name(PROJECT)):
+                raise
+            experiment = found.experiment_id
         self.run = self.client.create_run(experiment, run_name=folder.name).info.run_id
         parameters = [entities.Param(key, str(value)) for key, value in config.items()]
         for first in range(0, len(parameters), 100):  # MLflow refuses more at once

@@ -1,7 +1,9 @@
 """Loggers that people use, read with their own readers."""
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +106,33 @@ def test_mlflow_reads_the_rows_of_the_tables(logged, figures, monkeypatch, tmp_p
     (run,) = MlflowClient(store).search_runs(["1"])
     names = {Path(file.path).name for file in MlflowClient(store).list_artifacts(run.info.run_id)}
     assert not (folder / "mlflow.db").exists() and {"config.toml", "clients.csv"} <= names
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_two_runs_that_begin_at_once_share_mlflows_experiment(monkeypatch, tmp_path, there):
+    """Neither sees an experiment; MLflow lets one make it, and refuses the other."""
+    looks = iter([None, SimpleNamespace(experiment_id="7") if there else None])
+    runs = []
+
+    class Client:
+        def __init__(self, uri):
+            self.get_experiment_by_name = lambda name: next(looks)
+
+        def create_experiment(self, name, place):
+            raise ValueError(f"Experiment '{name}' already exists." if there else "no access")
+
+        def create_run(self, experiment, run_name):
+            runs.append(experiment)
+            return SimpleNamespace(info=SimpleNamespace(run_id="1"))
+
+    fake = SimpleNamespace(MlflowClient=Client, entities=SimpleNamespace(Metric=None))
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    if there:
+        loggers.MLflow(tmp_path, {}, 0)
+    else:
+        with pytest.raises(ValueError, match="no access"):
+            loggers.MLflow(tmp_path, {}, 0)
+    assert runs == ["7"] * there
 
 
 def test_wandb_keeps_the_rows_of_the_tables_offline(logged, figures, monkeypatch):
