@@ -123,6 +123,17 @@ def unused(name: str, flat: Mapping[str, Scalar]) -> tuple[str, ...]:
         return ()
 
 
+def plots(name: Any) -> tuple[Any, ...]:
+    """Return the event plots that method `name` declares.
+
+    There are none if the method is not here, as for a run of another project, or does not work.
+    """
+    try:
+        return tuple(strategy_class(name).plots)
+    except Exception:  # the author's code can raise anything
+        return ()
+
+
 def check(name: str) -> None:
     """Raise `RunError` if there is no method `name`."""
     if name not in names():

@@ -94,7 +94,7 @@ def _pictures(folder: Path, flat: Mapping[str, Scalar]) -> dict[str, Picture]:
         if len(classes):
             named = directory.names(folder, directory.CLASS_NAMES)
             found["classes"] = draw_classes(classes, replace(caption, metric=metric), named)
-    for plot in registry.strategy_class(str(flat["strategy"])).plots:
+    for plot in registry.plots(flat["strategy"]):
         events = read_categories(folder, plot)
         if len(events):
             found[plot.name] = draw_categories(events, plot)

@@ -347,6 +347,14 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
         assert all(axes.get_position().width > 0.6 for axes in picture.axes[:2])
 
 
+def test_a_run_whose_method_is_not_here_has_all_plots_but_those_of_its_events(tmp_path):
+    folder = finished_run(tmp_path)
+    here = {path.stem for path in plots.draw_all(folder)}
+    config_ = (folder / "config.toml").read_text("utf-8")
+    (folder / "config.toml").write_text(config_.replace('"fedcmd"', '"mine"'), "utf-8")
+    assert {path.stem for path in plots.draw_all(folder)} == here - {"votes"} != here
+
+
 @pytest.mark.parametrize("size", [1e10, 1e-20])
 @pytest.mark.parametrize("draw", [
     lambda named, told: accuracy_plots.draw_scores(named(evaluated(1)), (), told),

@@ -11,7 +11,6 @@ from fedapps.core import registry
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.drawing import html
-from fedapps.method.figures import EventPlot
 from fedapps.report import directory
 from fedapps.report.page import event_charts, facts, run_charts
 from fedapps.report.page.reading import RunFiles
@@ -62,7 +61,7 @@ class LivePage:
 
 def render(run: RunFiles, left: float | None = None) -> str:
     """Return the page as HTML."""
-    plots = _plots_of(run)
+    plots = registry.plots(run.config.get("strategy"))
     drawn = run_charts.events(run, plots)
     kinds = event_charts.kinds_in(drawn, plots)
     devices = facts.devices_of(run, time.time())
@@ -98,15 +97,6 @@ def render(run: RunFiles, left: float | None = None) -> str:
         written=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
     return text
-
-
-def _plots_of(run: RunFiles) -> tuple[EventPlot, ...]:
-    """Return the event plots that a run's method declares; none if there is no such method."""
-    try:
-        found: tuple[EventPlot, ...] = registry.strategy_class(run.config["strategy"]).plots
-    except Exception:  # a method of another version or project, which is not installed here
-        return ()
-    return found
 
 
 @cache
