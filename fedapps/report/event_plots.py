@@ -47,7 +47,8 @@ def draw_categories(events: pd.DataFrame, plot: EventPlot) -> Figure:
     whole_ticks(upper.yaxis, 6)
     lower.set_ylabel(plot.value_label)
     lower.set_xlabel("round")
-    lower.set_ylim(bottom=0)
+    if not (valued["value"] < 0).any():
+        lower.set_ylim(bottom=0)
     if len(rounds) <= FEW:
         lower.set_xticks(rounds)
     else:

@@ -347,6 +347,16 @@ def test_no_text_overlaps_another_or_leaves_the_picture(count):
         assert all(axes.get_position().width > 0.6 for axes in picture.axes[:2])
 
 
+@pytest.mark.parametrize(("low", "high"), [(-2.0, -1.0), (-1.0, 2.0), (1.0, 2.0)])
+def test_values_below_0_that_a_method_declares_are_in_the_picture(low, high):
+    table = events(4, 2)
+    table["value"] = np.where(table["round"] < 3, low, high)
+    lower = event_plots.draw_categories(table, VOTES).axes[1]
+    bottom, top = lower.get_ylim()
+    assert bottom < low and high < top
+    assert low < 0 or bottom == 0, "values above 0 are seen from 0"
+
+
 def test_a_run_whose_method_is_not_here_has_all_plots_but_those_of_its_events(tmp_path):
     folder = finished_run(tmp_path)
     here = {path.stem for path in plots.draw_all(folder)}
