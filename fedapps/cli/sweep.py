@@ -11,6 +11,7 @@ command goes on with it: finished runs are skipped.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
@@ -245,15 +246,21 @@ def _scored_at(group: "Group") -> Iterator[tuple["Run", int]]:
 def _looks(group: "Group") -> Iterator[str]:
     """Yield what scores runs that have chosen a round: on test samples, they could not be made."""
     from fedapps.engine import best
-    from fedapps.report import directory
 
     folders = [_kept(run) for run in group.runs]
     if not group.settings["patience"] and folders == [run.folder for run in group.runs]:
         return
     yield from map(best.look, folders)
     if len(folders) > 1:
-        tables = [str(directory.evaluation(folder, 1)) for folder in folders]
-        yield join(["fedapps", "compare", *tables])
+        yield join(["fedapps", "compare", *map(_next_table, folders)])
+
+
+def _next_table(folder: Path) -> str:
+    """Return the table that the next `fedapps evaluate` of a run writes."""
+    from fedapps.report import directory
+
+    tables = (directory.evaluation(folder, number) for number in count(1))
+    return next(str(table) for table in tables if not table.exists())
 
 
 def _kept(run: "Run") -> Path:

@@ -472,6 +472,11 @@ def test_rounds_that_validation_samples_have_chosen_are_scored_and_not_trained_a
     words = [["fedapps", "evaluate", str(folder), "-c", "evaluate-on=test"] for folder in folders]
     tables = [str(folder / "evaluation-1.csv") for folder in folders]
     assert [*map(shlex.split, others)] == [*words, ["fedapps", "compare", *tables]]
+    for table in ("evaluation-1.csv", "evaluation-2.csv"):  # somebody has scored one before
+        (folders[1] / table).touch()
+    tables[1] = str(folders[1] / "evaluation-3.csv")
+    again = suggested(runs, "lr", config="keep-best=true patience=1", seeds="0-1")
+    assert shlex.split(again.splitlines()[-1]) == ["fedapps", "compare", *tables]
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
