@@ -12,7 +12,7 @@ from fedapps.core.config import DEVICE
 from fedapps.core.errors import cause_of
 from fedapps.method.client_tools import LAST
 from fedapps.method.flower import BaseClient
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import ClientUpdate, replace
 from fedapps.models.layers import Arrays, put, take
 from fedapps.split.connection import ChannelError, Connection, connection
 from fedapps.split.frames import Frame
@@ -113,8 +113,11 @@ class SplitClient(BaseClient):
         if plan.channel:
             put(self.model, self.link.begin())
             (stage,) = plan.stages
-            taken = range(len(self.workspace.trainer.starts(len(self.train_data[1]), stage)))
-            self.link.steps = ((epoch, batch) for epoch in range(stage.epochs) for batch in taken)
+            count = len(self.workspace.trainer.starts(len(self.train_data[1]), stage))
+            if 0 < plan.channel.batches < count:  # the data have grown: the reply tells by how much
+                count = plan.channel.batches
+                plan = replace(plan, stages=(replace(stage, batches=count),))
+            self.link.steps = ((epoch, b) for epoch in range(stage.epochs) for b in range(count))
         return super().train(plan, phase, objective, thresholds, data)
 
     def extra_scores(self) -> dict[str, float]:

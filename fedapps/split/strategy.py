@@ -220,8 +220,8 @@ class SplitStrategy(BaseStrategy):
             wait=self.settings.round_timeout,
             relay=self.relays,
         )
-        tokens = self._session.tokens
-        return {c: replace(p, channel=replace(channel, token=tokens[c])) for c, p in plans.items()}
+        own = {c: {"token": t, "batches": counts[c]} for c, t in self._session.tokens.items()}
+        return {c: replace(p, channel=replace(channel, **own[c])) for c, p in plans.items()}
 
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """Return the SuperNodes to train on: one in a simulation, unless `channel-nodes` is set."""

@@ -9,6 +9,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `token` is valid for one join. `certificate` is the certificate of the server's CA (PEM; empty:
     no TLS). `limit` is the largest number of bytes of tensors in a frame, and `wait` how many
     seconds to wait for an answer. With `relay`, the client's layers travel through the channel too.
+    The server expects at most so many `batches` in an epoch (0: no limit).
     """
 
     address: str
@@ -17,3 +18,4 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit: int = 0
     wait: float = 60.0
     relay: bool = False
+    batches: int = 0

@@ -147,9 +147,11 @@ class GrowingGrid(DeviceGrid):
 
 
 @pytest.mark.parametrize("clients", [[1], [0, 1, 2]])
-@pytest.mark.parametrize(("when", "times"), [(("train", "2"), 2), (("evaluate", "2"), 1)])
+@pytest.mark.parametrize(("strategy", "when", "times"), [
+    ("fedper", ("train", "2"), 2), ("fedper", ("evaluate", "2"), 1), ("fedfc", ("train", "2"), 2),
+])  # fmt: skip
 def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
-    when, times, clients, flat_config, no_plots, nodes, read_csv, tmp_path
+    strategy, when, times, clients, flat_config, no_plots, nodes, read_csv, tmp_path
 ):
     """Not even a run that no failure may pass ends, nor one in which all of them have grown."""
     sizes, parts = {}, [dict(np.load(node["data"])) for node in nodes]
@@ -167,7 +169,7 @@ def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
             }
             np.savez(nodes[client]["data"], **new)
 
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 max-failures=0')
+    flat = flat_config(RUN, f'strategy="{strategy}" num-rounds=4 max-failures=0')
     grid = GrowingGrid(client_app.app, flat, nodes)
     grid.grow, grid.when = grow, when
     folder = run_on(grid, flat)
