@@ -2,7 +2,7 @@
 
 import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock, Thread
 
 import grpc
@@ -38,10 +38,7 @@ class Connection:
         self._inboxes: dict[int, queue.SimpleQueue[Received | str]] = {client: queue.SimpleQueue()}
         self._ended = ""
         self._lock = Lock()
-        call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        metadata = ((CLIENT, str(client)), (TOKEN, channel.token))
-        replies = call(iter(self._outbox.get, None), metadata=metadata)
-        Thread(target=self._read, args=(replies,), daemon=True).start()
+        Thread(target=self._read, args=(channel, client), daemon=True).start()
 
     def join(self, client: int, token: str) -> None:
         """Let a client take part, and prepare to receive frames for it."""
@@ -81,10 +78,16 @@ class Connection:
         """End the stream after all queued frames have been sent."""
         self._outbox.put(None)
 
-    def _read(self, replies: Iterator[bytes]) -> None:
+    def _read(self, channel: Channel, client: int) -> None:
+        """Open the stream and read it to its end, then tell all clients why it has ended."""
         reason = "the server ended the channel"
+        probe = self._channel.unary_unary(f"/{SERVICE}/Probe")  # there is none: it only connects
+        stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        metadata = ((CLIENT, str(client)), (TOKEN, channel.token))
         try:
-            for data in replies:
+            with suppress(grpc.RpcError):  # without a connection, the stream says why
+                probe(b"", timeout=channel.join, wait_for_ready=True)
+            for data in stream(iter(self._outbox.get, None), metadata=metadata):
                 frame, tensors = decode(data)
                 if frame.client in self._inboxes:
                     self._inboxes[frame.client].put((frame, tensors))

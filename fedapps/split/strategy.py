@@ -214,9 +214,9 @@ class SplitStrategy(BaseStrategy):
         self._work = self._thread.submit(self._serve, round_, self._session)
         channel = Channel(
             address=re.sub(":0$", f":{self._channel.port}", self._reach),
-            token="",  # each client gets its own
             certificate=self._certificate,
             limit=self._channel.limit,
+            join=self.settings.join_timeout,
             wait=self.settings.round_timeout,
             relay=self.relays,
         )

@@ -52,10 +52,10 @@ class Echo:
 
 
 @contextmanager
-def served(tls=None, limit=1000):
+def served(tls=None, limit=1000, address="127.0.0.1:0"):
     """A server with such a session, and the channel that leads to it."""
     listener = Echo()
-    server = ChannelServer("127.0.0.1:0", tls, 3, limit)
+    server = ChannelServer(address, tls, 3, limit)
     server.begin(listener)
     listener.server = server
     try:
@@ -187,6 +187,24 @@ def greeted(connection):
         return bool(connection.recv(9))
     except ConnectionError:
         return False
+
+
+def test_a_client_waits_for_a_server_that_cannot_be_reached_yet():
+    """Its first attempt fails, as where the network has just come back."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        channel = Channel(address=address, token="token", limit=10**6, join=LONG, wait=LONG)
+        connected = Connection(channel, BAD)
+        other.accept()[0].close()
+    with served(address=address):
+        echo(channel, Link(BAD, channel, connected)).connection.close()
+
+
+def test_a_client_that_has_waited_in_vain_says_so():
+    with served() as (_, before):
+        channel = msgspec.structs.replace(before, join=0.1)
+    with pytest.raises(ChannelError, match=r"^the channel broke: failed to connect"):
+        echo(channel)
 
 
 def test_a_frame_beyond_the_limit_breaks_its_stream_only():
