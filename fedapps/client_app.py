@@ -24,7 +24,6 @@ from fedapps.core.settings import Settings
 from fedapps.core.threads import at_once
 from fedapps.device import readiness, spending
 from fedapps.device.device import Device, device_workspace
-from fedapps.device.readiness import DeclinedError
 from fedapps.engine.failed_clients import diverged, record, unusable
 from fedapps.engine.masking import masked, step_answer
 from fedapps.engine.store import EARLIER_RUN, NONE, ClientStore, state_folder
@@ -35,6 +34,7 @@ from fedapps.method.client_tools import State
 from fedapps.method.flower import BaseClient
 from fedapps.method.jobs import Work, alone
 from fedapps.method.update import ClientUpdate, Failure, Metrics
+from fedapps.split.connection import withdraw
 from fedapps.training.privacy import check_plan
 from fedapps.training.workspace import Workspace, workspace
 from fedapps.wire.compact import unpacking
@@ -185,10 +185,11 @@ def _serve(message: Message, context: Context, hook: Hook) -> Message:
             # In each reply, as replies can be lost; the server tells it once.
             other: Metrics = {OTHER_DATA: store.other_data} if store.other_data else {}
             return dataclasses.replace(update, metrics=update.metrics | other)
-        except DeclinedError as error:
-            log.info("client %s: %s", request.client, error)
-            return Failure(request.client, str(error))
         except Exception as error:  # any error fails only this client
+            withdraw(request.plan.channel, request.client, error)
+            if isinstance(error, readiness.DeclinedError):
+                log.info("client %s: %s", request.client, error)
+                return Failure(request.client, str(error))
             where = f"round {request.plan.round}, client {request.client}, {kind}"
             cause = _recorded(error, where, context, info.run_dir)
             return Failure(request.client, WITHHELD if withheld else cause)
@@ -284,8 +285,7 @@ def _client(space: Workspace, request: Request, version: int, state: State) -> B
 
 def _place(context: Context) -> tuple[Workspace, Device | None]:
     """Return this SuperNode's workspace (with the device's or the run's data), and its device."""
-    device = Device.of(context.node_config)
-    settings = _read(context)
+    device, settings = Device.of(context.node_config), _read(context)
     spending.check_noise(settings.dp, device.budget if device else None)
     return (device_workspace(settings, device) if device else workspace(settings)), device
 

@@ -8,7 +8,7 @@ from threading import Lock, Thread
 import grpc
 from torch import Tensor
 
-from fedapps.core.errors import DIVERGED, DivergedError
+from fedapps.core.errors import DIVERGED, DivergedError, cause_of
 from fedapps.split.channel import CLIENT, METHOD, SERVICE, TOKEN, grpc_options
 from fedapps.split.frames import Frame, Kind, Tensors, decode, encode
 from fedapps.training.channel import Channel
@@ -105,6 +105,7 @@ class Connection:
 
 
 _connections: dict[str, tuple[Connection, int]] = {}  # by address, with the number of users
+_joined: dict[int, str] = {}  # by client: the token with which it has joined last
 _lock = Lock()
 
 
@@ -112,6 +113,7 @@ _lock = Lock()
 def connection(channel: Channel, client: int) -> Iterator[Connection]:
     """Provide this process's stream to a server; the first client opens it, the last closes it."""
     with _lock:
+        _joined[client] = channel.token
         known, users = _connections.get(channel.address) or (Connection(channel, client), 0)
         _connections[channel.address] = known, users + 1
     try:
@@ -123,3 +125,14 @@ def connection(channel: Channel, client: int) -> Iterator[Connection]:
             if users == 1:
                 del _connections[channel.address]
                 known.close()
+
+
+def withdraw(channel: Channel | None, client: int, error: Exception) -> None:
+    """Tell the server of a client that fails before it joins, so that nobody waits for it.
+
+    What comes later, it says itself; and without a channel, nobody waits.
+    """
+    if channel and _joined.get(client) != channel.token:
+        with connection(channel, client) as connected:
+            connected.join(client, channel.token)
+            connected.send(Frame("failed", client, text=cause_of(error)))

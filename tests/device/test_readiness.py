@@ -9,6 +9,7 @@ from fedapps.core.errors import RunError
 from fedapps.device import readiness
 from fedapps.device.readiness import DeclinedError
 from tests.support.clock import PATIENCE, until
+from tests.support.split_rounds import LONG
 
 
 def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
@@ -31,6 +32,17 @@ def test_a_device_that_is_not_ready_misses_the_round_and_has_not_failed(
     kinds = {row["kind"] for row in read_csv(folder, "events.csv")}
     assert not kinds & {"declined", "failure"}
     assert [row["evaluated"] for row in read_rounds(folder)] == [len(nodes)] * 2
+
+
+def test_nobody_waits_on_the_channel_for_a_device_that_declines(
+    nodes, device_run, read_csv, sessions
+):
+    nodes[1]["ready"] = "false"
+    folder = device_run(f'strategy="fedfc" num-rounds=2 evaluate-every=0 join-timeout={LONG}')
+    no = "its ready command ends with status 1"
+    assert [session.lost for session in sessions] == [{1: f"declined: {no}"}] * 2
+    kinds = {(row["client"], row["kind"], row["detail"]) for row in read_csv(folder, "events.csv")}
+    assert kinds == {("1", "declined", no)}
 
 
 def test_a_run_in_which_all_decline_ends(nodes, device_run):

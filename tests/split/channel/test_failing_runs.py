@@ -35,6 +35,21 @@ def test_a_run_ends_although_a_client_fails(
     assert time.monotonic() - start < SOON
 
 
+def test_nobody_waits_for_a_client_that_cannot_even_begin(
+    serial_run, tiny_npz, read_csv, sessions, monkeypatch
+):
+    def setup(client):
+        if client.client == 1:
+            raise ValueError("a fault of its own")
+
+    monkeypatch.setattr(SplitClient, "setup", setup)
+    folder = serial_run(tiny_npz, RUN)
+    why = "ValueError: a fault of its own"
+    assert [session.lost for session in sessions] == [{1: why}]
+    events = {(e["client"], e["kind"], e["detail"]) for e in read_csv(folder, "events.csv")}
+    assert events == {("1", "failure", why)}  # also of the evaluation
+
+
 @pytest.mark.parametrize("keep_going", [True, False])
 def test_the_servers_own_fault_ends_the_run(
     serial_run, tiny_npz, tmp_path, monkeypatch, keep_going
