@@ -69,8 +69,10 @@ def adopt(
     strategy.arrays.update(take(model.module, strategy.arrays))
     space.resident.take_frozen(model.module)
     plan = _plan(strategy, new, about, changes)
-    client: BaseClient = registry.client_class(settings.strategy)(space, new, {})
     received = {key: strategy.arrays[key] for key in space.layout.shared(plan.download)}
+    own_layers = take(model.module, space.initial.keys() - received.keys())
+    space.initial.update(own_layers)  # as the run began, which can be from `initial-model`
+    client: BaseClient = registry.client_class(settings.strategy)(space, new, {})
     claim(state_dir)
     update = client.evaluate_round(plan, as_sent(received))
     if broken := not_finite(client.module()):

@@ -82,6 +82,25 @@ def test_a_file_alone_gives_what_the_run_gave_its_newcomer(
     assert np.mean(found == np.load(data)["test_labels"]) == pytest.approx(after, abs=5e-5)
 
 
+@pytest.mark.parametrize(
+    "options", ['strategy="fedper"', 'strategy="fedavg" adapter-rank=2 adapter-layers="fc2"']
+)
+def test_what_is_not_shared_begins_as_in_the_run_not_as_drawn_from_the_seed(
+    options, serial_run, tiny_npz, own_data, adopted, read_csv, parse, tmp_path
+):
+    """The head of a pretrained model, or its layers without adapters: the file holds them."""
+    data = f'{tiny_npz} {OPTIONS} model="mlp"'
+    first = serial_run(data, 'strategy="fedavg" seed=1 lr=0.2')
+    folder = serial_run(data, f'{options} initial-model="{first / "model.safetensors"}" lr=0.001')
+    file = tmp_path / "shared.safetensors"
+    assert export.run(parse(export, str(folder), "--output", str(file))) == 0
+    (row,) = read_csv(folder, "unseen.csv")
+    assert float(row["accuracy_initial"]) > 0.9
+    scores = adopted(file, own_data(folder))[1].removeprefix("accuracy: ").split(" -> ")
+    told = [float(row[f"accuracy_{when}"]) for when in ("initial", "personalized")]
+    assert [float(word) for word in scores] == pytest.approx(told, abs=5e-5)
+
+
 def test_an_exported_model_says_nothing_of_the_machine_and_works_on_another(
     serial_run, tiny_npz, make_npz, own_data, adopted, parse, tmp_path, capsys
 ):
