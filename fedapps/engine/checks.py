@@ -51,6 +51,10 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if s.dataset == DEVICE and (strategy.needs_union or s.server_data):
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
+    train = len(strategy.workspace.population.training)
+    if s.dataset == DEVICE and s.min_available > train:
+        told = f"{train} clients train (unseen-clients); must be at most that"
+        raise RunError(f"min-available = {s.min_available}: {told}")
     if strategy.needs_norms and not strategy.layout.norms:
         if s.adapter_rank:
             raise RunError(f"{s.strategy} needs BatchNorms, which adapter-rank freezes; use 0")

@@ -127,6 +127,14 @@ def test_more_devices_than_clients_are_not_waited_for(flat_config):
         config.read(flat_config(RUN, "min-available=4"))
 
 
+def test_devices_that_are_held_out_are_not_waited_for(device_run):
+    """They take part in no round."""
+    with pytest.raises(RunError) as caught:
+        device_run('strategy="fedper" min-available=3 unseen-clients="2"')
+    told = "min-available = 3: 2 clients train (unseen-clients); must be at most that"
+    assert str(caught.value) == told
+
+
 @pytest.mark.parametrize(("option", "line"), [
     ('input-shape="1,a,8"', 'input-shape = "1,a,8": must be channels,height,width of images'),
     ('input-shape="1,0,8"', 'input-shape = "1,0,8": must be channels,height,width of images'),
