@@ -108,6 +108,8 @@ class FedFC(SplitStrategy):
         text = self.options.cuts.replace(" ", "")
         words = text.split(",") if text else ["0"]
         count = self.workspace.settings.num_clients  # of the run: a newcomer has no cut
+        if len(words) > 1 and self.settings.dataset == "device":  # to which others can come
+            words += ["0"] * (count - len(words))
         if not all(word.isdecimal() for word in words) or len(words) not in (1, count):
             raise RunError(
                 f'fedfc.cuts = "{text}": must be one number, one for each of the {count} clients '

@@ -136,9 +136,17 @@ def test_an_exported_model_says_nothing_of_the_machine_and_works_on_another(
     assert (new / "model.safetensors").exists()
 
 
-def test_a_newcomer_is_no_attacker(serial_run, tiny_npz, own_data, adopted, read_csv):
-    attack = 'attackers=0.5 attack="sign-flip" aggregation="median" finetune-epochs=0'
-    folder = serial_run(tiny_npz, f'strategy="fedavg" {OPTIONS} {attack}')
+@pytest.mark.parametrize(
+    "options",
+    [
+        'strategy="fedavg" attackers=0.5 attack="sign-flip" aggregation="median"',
+        'strategy="fedfc" fedfc.cuts="1,3,2"',
+    ],
+)
+def test_what_settings_say_of_single_clients_is_not_about_a_newcomer(
+    options, serial_run, tiny_npz, own_data, adopted, read_csv
+):
+    folder = serial_run(tiny_npz, f"{OPTIONS} {options} finetune-epochs=0")
     (row,) = read_csv(folder, "unseen.csv")
     told = adopted(folder, own_data(folder))[1].rpartition(" -> ")[2]
     assert float(told) == pytest.approx(float(row["accuracy_personalized"]), abs=5e-5)

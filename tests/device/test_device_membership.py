@@ -108,6 +108,14 @@ def test_a_resumed_run_has_more_devices(strategy, device_run, nodes, read_csv):
             np.testing.assert_allclose(state[f"hbar/{key}"], mean, atol=1e-6)
 
 
+def test_a_new_device_has_the_default_cut_if_each_has_one_of_its_own(device_run, nodes, fits):
+    method = 'strategy="fedfc" fedfc.cuts="1,3" evaluate-every=0'
+    folder = device_run(f"{method} num-clients=2 num-rounds=1", nodes=nodes[:2])
+    device_run(f'{method} num-clients=3 num-rounds=2 resume="{folder}"')
+    held = {(fit[2].plan.round, fit[2].client): len(fit[2].plan.upload) for fit in fits}
+    assert held == {(1, 0): 1, (1, 1): 3, (2, 0): 1, (2, 1): 3, (2, 2): 2}
+
+
 @pytest.mark.parametrize("more", ['dp.mode="local"', "num-clients=2", 'unseen-clients="0.4"'])
 def test_what_does_not_grow(more, device_run, nodes, serial_run):
     first = more if "num-clients" not in more else ""
