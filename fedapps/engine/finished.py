@@ -91,7 +91,7 @@ class FinishedRun:
         for what in changed(then, now):
             lost = what == NAMES["data"] and space.data.pooled and not kept
             log.warning("%s: not as in the run: %s%s", folder, what, RESCALED if lost else "")
-        _check_names(folder, space)
+        _check_classes(folder, space)
         since = told(then, now)
         why = f"; {since} since the run; put back what was there" if since else ""
         if checkpoint.rounds(folder):
@@ -232,21 +232,20 @@ class FinishedRun:
         return client, update, plan
 
 
-def _check_names(folder: Path, space: Workspace) -> None:
-    """Refuse data with other clients or classes than in the run: a number would be somebody else.
+def _check_classes(folder: Path, space: Workspace) -> None:
+    """Refuse data with other classes than in the run: a number would be another class.
 
     Devices do not tell theirs.
     """
-    there = (("client", space.population.names), ("class", space.class_names))
-    for file, (what, found) in zip(directory.NAMED, there, strict=True):
-        known, now = directory.names(folder, file), tuple(original(harmless(n)) for n in found)
-        if known and known != now and space.settings.dataset != DEVICE:
-            place = next(i for i, both in enumerate(zip_longest(known, now)) if len({*both}) > 1)
-            was, called = ([*names, "nobody"][min(place, len(names))] for names in (known, now))
-            raise RunError(
-                f"{folder}: needs the data of the run: {what} {place} was {was}, and is"
-                f" {called} now; put back what the run had, or use models exported before"
-            )
+    known = directory.names(folder, directory.CLASS_NAMES)
+    now = tuple(original(harmless(name)) for name in space.class_names)
+    if known and known != now and space.settings.dataset != DEVICE:
+        place = next(i for i, both in enumerate(zip_longest(known, now)) if len({*both}) > 1)
+        was, called = ([*names, "nothing"][min(place, len(names))] for names in (known, now))
+        raise RunError(
+            f"{folder}: needs the data of the run: class {place} was {was}, and is {called} now;"
+            " put back what the run had, or use models exported before"
+        )
 
 
 def _read(path: Path) -> Arrays:

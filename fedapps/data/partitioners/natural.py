@@ -1,5 +1,6 @@
 """Clients that exist: each group of the data, such as a person or a hospital, is a client."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,10 +36,10 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
 
     Clients are in the order of their names, or of their numbers if all are numbers. A group with
     fewer than `min-samples` samples to train on (to train and test on with `split="merged"`) or
-    without any to be tested on is no client. With `num-clients`, so many are drawn. If all who
-    are `known` as clients of a run that is over are left, they keep their numbers, and nobody else
-    is a client. Raises `RunError` if the data do not say who a sample is from, or if too few groups
-    are left.
+    without any to be tested on is no client. With `num-clients`, so many are drawn. Those who are
+    `known` as clients of a run that is over keep their numbers, and nobody else is a client. Raises
+    `RunError` if the data do not say who a sample is from, or if one who is known, or too many, are
+    not left.
     """
     if dataset.groups is None:
         more = "" if dataset.columns else "".join(f"; {line}" for line in dataset.told)
@@ -51,6 +52,9 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     tested = np.bincount(tests, minlength=len(names)) > 0
     kept = enough & tested
     left = np.flatnonzero(kept)
+    texts = names.astype(str)
+    if known:
+        left = _still_there(texts, left, dataset, settings, known)
     if len(left) < max(wanted, 1):
         cure = "; ".join(_cures(enough, tested, wanted))
         because = f" ({'; '.join(dataset.told)})" if dataset.told else ""
@@ -58,8 +62,7 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
             f"num-clients = {wanted}: {len(left)} of {number(len(names), 'group')} have"
             f" min-samples = {settings.min_samples} samples; {cure}{because}"
         )
-    texts = names.astype(str)
-    left, told = _numbered(texts, left, settings, known)
+    left, told = (left, []) if known else _numbered(texts, left, settings)
     owner_of = np.full(len(names), NOBODY)
     owner_of[left] = np.arange(len(left))
     named = texts[left].tolist()
@@ -69,6 +72,23 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
         numbered = [f"{client} = {name}" for client, name in enumerate(named)]
         told.append(f"the clients are {some(numbered)}")
     return Found(owner_of[group], tuple(named), tuple(told))
+
+
+def _still_there(
+    texts: np.ndarray, left: np.ndarray, dataset: Dataset, settings: Settings, known: Sequence[str]
+) -> np.ndarray:
+    """Return the places of those who are `known`, in order; raises `RunError` if one is not `left`.
+
+    In the table that has kept their names, tabs and ends of lines are blanks.
+    """
+    places = {re.sub(r"[\t\r\n]+", " ", texts[place]): place for place in left.tolist()}
+    if lost := next((name for name in known if name not in places), ""):
+        raise RunError(
+            f"{dataset.name}: client {lost} of the run is not there, or has too few samples"
+            f" (min-samples = {settings.min_samples}); put back what the run had, or use models"
+            " exported before"
+        )
+    return np.array([places[name] for name in known])
 
 
 def _cures(enough: np.ndarray, tested: np.ndarray, wanted: int) -> Iterator[str]:
@@ -99,12 +119,9 @@ def _left_out(
 
 
 def _numbered(
-    texts: np.ndarray, left: np.ndarray, settings: Settings, known: Sequence[str]
+    texts: np.ndarray, left: np.ndarray, settings: Settings
 ) -> tuple[np.ndarray, list[str]]:
     """Return the places of the groups `left` that are clients, in order; and tell of a draw."""
-    places = {texts[place]: place for place in left.tolist()}
-    if known and {*known} <= places.keys():
-        return np.array([places[name] for name in known]), []
     told, count, wanted = list[str](), len(left), settings.num_clients
     if wanted:
         left = np.sort(generator(settings.seed, "natural").permutation(left)[:wanted])
