@@ -71,6 +71,12 @@ def newcomers(strategy: BaseStrategy) -> list[int]:
     return [client for client in held_out if not strategy.devices or client in strategy.devices]
 
 
+def absent(strategy: BaseStrategy) -> list[str]:
+    """Return the clients that training has left out and that are not there."""
+    held_out = strategy.workspace.population.held_out
+    return [f"client {client}" for client in sorted({*held_out}.difference(newcomers(strategy)))]
+
+
 def plan_of(strategy: BaseStrategy, round_: int, client: int) -> Plan:
     """Return how a client is evaluated after a round; newcomers have a plan of their own."""
     if client in strategy.workspace.population.held_out:

@@ -11,6 +11,7 @@ from flwr.app import Message
 from fedapps.core import log
 from fedapps.core.errors import DIVERGED, without_lines
 from fedapps.core.scored_rounds import is_due
+from fedapps.core.words import some
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
 from fedapps.engine.checkpoint import needed_after
 from fedapps.engine.clocks import clock
@@ -166,6 +167,8 @@ class Rounds:
         messages = self._send(round_, plans, "evaluate")
         self.totals.bytes_eval = self.exchange.nbytes
         if final := evaluations.final_phase(self.strategy, round_):
+            if absent := evaluations.absent(self.strategy):
+                log.warning("newcomers that are not there: %s", some(absent))
             self.totals = self._close_training(round_, final)
         return messages
 

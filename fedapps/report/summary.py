@@ -65,19 +65,20 @@ def summarize(
 
 def unseen(
     newcomers: Sequence[Mapping[str, Any]], seen: float | None, metric: Metric
-) -> dict[str, float | int]:
+) -> dict[str, float | None]:
     """Return the means over newcomers, and their difference from the mean of the `seen` clients.
 
-    They are means over those who have the metric.
+    They are means over those who have the metric. Without a mean of the others, such as devices
+    that tell no scores, the difference is None.
     """
     values = [
         [float(cell) for row in newcomers if (cell := row[name]) not in (None, "")]
         for name in (metric.initial, metric.personalized)
     ]
-    if seen is None or not all(values):
+    if not all(values):
         return {}
     before, after = (float(np.mean(those)) for those in values)
-    found = (len(newcomers), before, after, after - seen)
+    found = (len(newcomers), before, after, None if seen is None else after - seen)
     return dict(zip(unseen_columns(metric), found, strict=True))
 
 
@@ -204,7 +205,8 @@ def _table_rows(
     names = unseen_columns(lead)
     count, *new = map(summary.get, names)
     before, after, apart = (lead.digits(value, places=4) for value in new)
-    told = f"{before} initial, {after} personalized, difference {apart}"
+    told = f"{before} initial, {after} personalized"
+    told += f", difference {apart}" if new[2] is not None else ""
     come = [(f"{lead.label} of {number(count, 'newcomer')}", told)] if count else []
     further = [
         (m.label, f"{shown(m.initial)} initial, {shown(m.personalized)} personalized")

@@ -134,6 +134,15 @@ def test_a_device_that_is_held_out_waits_for_the_end(device_run, serial_run, uni
     assert [row["client"] for row in read_csv(mine, "unseen.csv")] == ["1"]
 
 
+def test_a_device_that_is_held_out_and_not_there_in_the_end_is_named(
+    flat_config, no_plots, nodes, capsys
+):
+    flat = flat_config(RUN, 'strategy="fedper" unseen-clients="1" num-rounds=2')
+    folder = run_changing(flat, nodes, [[1, 2, 3], [1, 3], []])
+    assert not (folder / "unseen.csv").exists()
+    assert "newcomers that are not there: client 1\n" in capsys.readouterr().out
+
+
 def test_devices_that_do_not_train_are_not_enough_to_begin(flat_config, nodes):
     flat = flat_config(RUN, 'unseen-clients="0-1" round-timeout=0.01')
     with pytest.raises(RunError, match="0 of 1 SuperNodes"):

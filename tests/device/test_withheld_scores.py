@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.device import personalized
 from fedapps.engine import checkpoint
 from fedapps.method import local
 from fedapps.report import directory
+from fedapps.report.page.facts import tiles_of
+from fedapps.report.page.reading import RunFiles
+from fedapps.report.summary import print_summary, unseen_columns
 
 RUN = 'strategy="fedper" num-rounds=2 max-failures=0'
 KEPT = "keeps its scores to itself (scores=false in its node-config)"
@@ -60,6 +64,21 @@ def test_a_run_in_which_nobody_tells_scores_goes_on_without(
         assert row["accuracy_personalized"] is row["accuracy_initial"] is None
     line = "round 4: no scores: all devices that were asked keep theirs to themselves"
     assert line in capsys.readouterr().out
+
+
+def test_a_newcomer_tells_scores_where_nobody_else_does(nodes, device_run, read_csv, capsys):
+    """Only the difference to the others is not known."""
+    nodes[0]["scores"] = nodes[1]["scores"] = False
+    folder = device_run(RUN, 'unseen-clients="2"')
+    (row,), run = read_csv(folder, "unseen.csv"), RunFiles.read(folder)
+    before, after = (float(row[f"accuracy_{when}"]) for when in ("initial", "personalized"))
+    found = [run.summary[name] for name in unseen_columns(run.lead)]
+    assert found == [1, before, after, None]
+    print_summary(run.summary, config.read(config.stored(folder)), run.columns)
+    told = f"accuracy of 1 newcomer {before:.4f} initial, {after:.4f} personalized over all test"
+    assert told in " ".join(capsys.readouterr().out.split())
+    (tile,) = [tile for tile in tiles_of(run) if "newcomer" in tile.label]
+    assert (tile.value, tile.note) == (f"{100 * after:.1f} %", "")
 
 
 def test_a_run_in_which_nobody_tells_scores_has_its_end(nodes, device_run, read_rounds):

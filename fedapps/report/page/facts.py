@@ -109,8 +109,9 @@ def tiles_of(run: RunFiles) -> list[Tile]:
             told = f"round {last.get('round')}"
             found.append(Tile(f"{lead.label} initial", lead.shown(before), told))
     count, _, after, apart = (run.summary.get(name) for name in unseen_columns(run.lead))
-    if count and after is not None and apart is not None:
-        note = f"difference {run.lead.digits(run.lead.factor * apart, '+')}"
+    if count and after is not None:
+        difference = "" if apart is None else run.lead.digits(run.lead.factor * apart, "+")
+        note = f"difference {difference}" if difference else ""
         label = f"{run.lead.label}, {words.number(count, 'newcomer')}"
         found.append(Tile(label, run.lead.shown(after), note))
     rounds = run.config.get("num-rounds")
