@@ -61,7 +61,19 @@ def restore(folder: Path, rounds: Rounds) -> Progress:
     fingerprints.check(folder, rounds.strategy)
     check_dependence(folder, rounds.strategy, done)
     rounds.recovery.restore(folder, found, rounds.strategy)
+    if found.progress.clients < settings.num_clients:
+        _tell_of_others(rounds.strategy, done)
     return found.progress
+
+
+def _tell_of_others(strategy: BaseStrategy, done: int) -> None:
+    """Warn that clients are scored who were not before, because they are drawn among more."""
+    some, clients = strategy.settings.evaluate_clients, len(strategy.workspace.population.training)
+    if 0 < some < clients:
+        log.warning(
+            f"evaluate-clients = {some}: drawn anew among {clients} clients, so from round"
+            f" {done + 1} on means are over others than before, also for keep-best and patience"
+        )
 
 
 def _has_end(folder: Path, strategy: BaseStrategy) -> bool:

@@ -108,6 +108,15 @@ def test_a_resumed_run_has_more_devices(strategy, device_run, nodes, read_csv):
             np.testing.assert_allclose(state[f"hbar/{key}"], mean, atol=1e-6)
 
 
+def test_a_run_with_more_devices_says_that_others_are_scored(device_run, nodes, read_csv, capsys):
+    folder = device_run("evaluate-clients=1 num-clients=2 num-rounds=1", nodes=nodes[:2])
+    told = "evaluate-clients = 1: drawn anew among 3 clients, so from round 2 on"
+    assert told not in capsys.readouterr().out
+    device_run(f'evaluate-clients=1 num-clients=3 num-rounds=2 resume="{folder}"')
+    assert told in capsys.readouterr().out
+    assert len(read_csv(folder, "clients.csv")) == 2
+
+
 def test_a_new_device_has_the_default_cut_if_each_has_one_of_its_own(device_run, nodes, fits):
     method = 'strategy="fedfc" fedfc.cuts="1,3" evaluate-every=0'
     folder = device_run(f"{method} num-clients=2 num-rounds=1", nodes=nodes[:2])
