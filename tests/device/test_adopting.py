@@ -11,6 +11,7 @@ from fedapps.cli import adopt, export, predict
 from fedapps.core import config
 from fedapps.core.errors import RunError
 from fedapps.device.personalized import PLACES
+from fedapps.method import tools
 from tests.support import kinds
 from tests.support.methods import each_method, needed
 
@@ -150,6 +151,17 @@ def test_what_settings_say_of_single_clients_is_not_about_a_newcomer(
     (row,) = read_csv(folder, "unseen.csv")
     told = adopted(folder, own_data(folder))[1].rpartition(" -> ")[2]
     assert float(told) == pytest.approx(float(row["accuracy_personalized"]), abs=5e-5)
+
+
+def test_no_memory_is_asked_for_checkpoints_that_nobody_writes(
+    serial_run, tiny_npz, own_data, adopted, parse, read_model, tmp_path, monkeypatch
+):
+    folder = serial_run(tiny_npz, f'strategy="fedamp" {OPTIONS}')
+    file, asked = tmp_path / "shared.safetensors", []
+    assert export.run(parse(export, str(folder), "--output", str(file))) == 0
+    monkeypatch.setattr(tools, "reserve", lambda what, nbytes, instead: asked.append(nbytes))
+    adopted(file, own_data(folder))
+    assert {*asked} == {4 * sum(array.nbytes for array in read_model(folder).values())}
 
 
 def test_personalization_can_change_and_training_cannot(
