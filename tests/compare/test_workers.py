@@ -39,6 +39,20 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
     assert differences(folder, shared) == []
 
 
+@WORKERS
+def test_a_split_run_in_its_process_is_silent_on_grpc(flat_config, monkeypatch, tmp_path):
+    """With idle cores it has workers, which are forked while the channel's server runs."""
+    for name in [name for name in os.environ if name.startswith("GRPC_")]:
+        monkeypatch.delenv(name)
+    worker, log = Worker(), tmp_path / "log.txt"
+    options = 'strategy="fedfc" num-clients=6 num-rounds=1 fraction-train=1.0 batch-size=8'
+    try:
+        worker.run(flat_config(options), log, plots=False)
+    finally:
+        stop([worker])
+    assert "fork" not in log.read_text("utf-8")
+
+
 def test_a_run_leaves_no_data_in_its_process(flat_config, tiny_npz):
     workers._run(flat_config(tiny_npz, "num-clients=4 num-rounds=1"), plots=False, at_once=1000)
     assert workspace.cache_info().currsize == 0
