@@ -196,21 +196,25 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
     words = ["fedapps", "sweep"]
     values = {key: changes.value_of(key, best.settings) for key in keys}
     words += [f"{key}={literal(value)}" for key, value in values.items() if value is not None]
-    words += [word for text in [*options.run_config, *_undone(options)] for word in ("-c", text)]
+    undone = _undone(options, str(best.settings["strategy"]))
+    words += [word for text in [*options.run_config, *undone] for word in ("-c", text)]
     words += ["--seeds", spans(seeds)] if options.seeds or SEED in keys else []
     return f"{told} {join(words)}"
 
 
-def _undone(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the text of a `-c` that takes the keys of `--validation` back, if any `-c` has them."""
+def _undone(options: argparse.Namespace, strategy: str) -> Iterator[str]:
+    """Yield the text of a `-c` that takes the keys of `--validation` back, if any `-c` has them.
+
+    A method with a validation-fraction of its own also trains by it, and keeps it.
+    """
     from fedapps.core import config
     from fedapps.core.schema import literal
 
-    scored, known = _scored_on(options.validation), config.defaults()
-    given = parse_options(options.run_config)
-    keys = [key for key in given if key.rpartition(".")[2] in scored and given[key] != known[key]]
-    if keys:
-        yield " ".join(f"{key}={literal(known[key])}" for key in keys)
+    given, known = parse_options(options.run_config), config.defaults()
+    keys = [key for key in _scored_on(options.validation) if f"{strategy}.{key}" not in known]
+    changed = [key for key in keys if given.get(key, known[key]) != known[key]]
+    if changed:
+        yield " ".join(f"{key}={literal(known[key])}" for key in changed)
 
 
 def _most_clients(groups: Sequence["Group"]) -> list["Group"]:

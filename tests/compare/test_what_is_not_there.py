@@ -446,16 +446,21 @@ def test_the_best_value_of_a_key_that_overrides_a_general_one_is_suggested(made,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("own", ["", "fedfomo.validation-fraction=0.2"])
-def test_the_suggestion_scores_on_test_samples_whatever_the_options_say(made, own):
+@pytest.mark.parametrize(("given", "plain"), [
+    ("strategy=fedavg evaluate-on=validation validation-fraction=0.3", "strategy=fedavg"),
+    ("strategy=fedfomo evaluate-on=validation fedfomo.validation-fraction=0.3",
+     "strategy=fedfomo fedfomo.validation-fraction=0.3"),  # by which it trains, too
+    ("strategy=fedfomo evaluate-on=validation validation-fraction=0.3",
+     "strategy=fedfomo validation-fraction=0.3"),
+])  # fmt: skip
+def test_the_suggestion_scores_on_test_samples_whatever_the_options_say(made, given, plain):
     """The settings of an earlier sweep can have the keys that `--validation` sets, too."""
-    given = f"strategy=fedfomo evaluate-on=validation validation-fraction=0.2 {own}".strip()
     runs = [made(f"{lr}", f"{given} lr={lr}") for lr in (0.1, 0.2)]
     _, _, command = suggested(runs, "lr", config=given).partition(" on test samples: ")
     *_, first, second, undone = words = shlex.split(command)
     assert words[:3] == ["fedapps", "sweep", "lr=0.1"] and [first, second] == [given, "-c"]
-    plain = config.defaults() | {"strategy": "fedfomo"}
-    assert config.defaults() | parse_options([given, undone]) == plain
+    of_all = config.defaults()
+    assert of_all | parse_options([given, undone]) == of_all | parse_options([plain])
 
 
 @pytest.mark.parametrize("kept", [True, False])
