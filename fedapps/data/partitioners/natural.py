@@ -1,6 +1,7 @@
 """Clients that exist: each group of the data, such as a person or a hospital, is a client."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -81,14 +82,17 @@ def _still_there(
 
     In the table that has kept their names, tabs and ends of lines are blanks.
     """
-    places = {re.sub(r"[\t\r\n]+", " ", texts[place]): place for place in left.tolist()}
-    if lost := next((name for name in known if name not in places), ""):
+    places = defaultdict[str, list[int]](list)
+    for place in left.tolist():
+        places[re.sub(r"[\t\r\n]+", " ", texts[place])].append(place)
+    lost = [name for name, count in Counter(known).items() if len(places[name]) < count]
+    if lost:
         raise RunError(
-            f"{dataset.name}: client {lost} of the run is not there, or has too few samples"
+            f"{dataset.name}: client {lost[0]} of the run is not there, or has too few samples"
             f" (min-samples = {settings.min_samples}); put back what the run had, or use models"
             " exported before"
         )
-    return np.array([places[name] for name in known])
+    return np.array([places[name].pop(0) for name in known])
 
 
 def _cures(enough: np.ndarray, tested: np.ndarray, wanted: int) -> Iterator[str]:
