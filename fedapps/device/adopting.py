@@ -91,8 +91,8 @@ def _settings(about: ModelMetadata, changes: Mapping[str, Scalar]) -> Settings:
     check_changes(flat, changes, {*ALLOWED, "missing", "target-column"})
     new = int(flat["num-clients"])
     more: dict[str, Scalar] = {"num-clients": new + 1, "unseen-clients": str(new), "few-shot": 0}
-    more |= {"attackers": 0.0, "checkpoint-every": 0}  # a newcomer is none, and writes none
     more |= {"dataset": DEVICE, "device": "cpu", "model": models.own.in_app(str(flat["model"]))}
+    more |= {"attackers": 0.0}  # a newcomer is none
     return config.read(flat | OVER | more | dict(changes))
 
 

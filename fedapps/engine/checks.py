@@ -8,6 +8,7 @@ import msgspec
 from fedapps.core import log, registry
 from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, as_returned
+from fedapps.core.words import number
 from fedapps.engine import evaluations
 from fedapps.engine.misspelt import misspelt
 from fedapps.engine.robust import check_robust, refuse_presum
@@ -53,7 +54,7 @@ def check_strategy(strategy: BaseStrategy) -> None:
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     train = len(strategy.workspace.population.training)
     if s.dataset == DEVICE and s.min_available > train:
-        told = f"{train} clients train (unseen-clients); must be at most that"
+        told = f"{number(train, 'client')} can train (unseen-clients); use at most that"
         raise RunError(f"min-available = {s.min_available}: {told}")
     if strategy.needs_norms and not strategy.layout.norms:
         if s.adapter_rank:

@@ -42,8 +42,11 @@ from fedapps.training.workspace import Workspace, workspace
 
 SUBSETS = ("train", "test", "validation")
 # The first two keys choose a round, which is over; with test samples they would be refused.
-# The third is for connections, and its certificates may be gone or on another machine.
-OVER: dict[str, Scalar] = {"keep-best": False, "patience": 0, "channel-tls": ""}
+# The third is for connections, and its certificates may be gone or on another machine. For the
+# fourth, the server would reserve memory.
+OVER: dict[str, Scalar] = {
+    "keep-best": False, "patience": 0, "channel-tls": "", "checkpoint-every": 0,
+}  # fmt: skip
 RESCALED = (
     ", and values are scaled by their mean and deviation, so predictions can be others: this run is"
     " of an earlier version, which did not keep its own"
@@ -115,7 +118,7 @@ class FinishedRun:
     @property
     def is_partial(self) -> bool:
         """Whether it is a copy that lacks checkpoints, of which one at least has been written."""
-        every = self.space.settings.checkpoint_every
+        every = int((config.defaults() | config.stored(self.folder))["checkpoint-every"])
         due = every and (self.round >= every or directory.has_finished(self.folder))
         return bool(due) and self.found is None
 
@@ -224,11 +227,11 @@ class FinishedRun:
                 "or the run is still going on"
             )
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
-        kept = version != NONE or self.found is not None or (self.folder / CLIENTS).exists()
-        if not kept and client.keeps(self.strategy.plan(self.round, number)):
-            raise RunError(f"{self.folder}: {CLIENTS}/ is missing; copy the whole run")
         received = as_sent(returned.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
+        known = version != NONE or self.found is not None or (self.folder / CLIENTS).exists()
+        if not known and (client.parts or client.keeps(self.strategy.plan(self.round, number))):
+            raise RunError(f"{self.folder}: {CLIENTS}/ is missing; copy the whole run")
         return client, update, plan
 
 

@@ -160,8 +160,10 @@ def test_no_memory_is_asked_for_checkpoints_that_nobody_writes(
     file, asked = tmp_path / "shared.safetensors", []
     assert export.run(parse(export, str(folder), "--output", str(file))) == 0
     monkeypatch.setattr(tools, "reserve", lambda what, nbytes, instead: asked.append(nbytes))
-    adopted(file, own_data(folder))
-    assert {*asked} == {4 * sum(array.nbytes for array in read_model(folder).values())}
+    whole, clients = sum(array.nbytes for array in read_model(folder).values()), 4
+    for model in (file, folder):
+        adopted(model, own_data(folder))
+        assert {*asked} <= {(clients - 1) * whole, clients * whole}
 
 
 def test_personalization_can_change_and_training_cannot(

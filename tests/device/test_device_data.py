@@ -131,7 +131,7 @@ def test_devices_that_are_held_out_are_not_waited_for(device_run):
     """They take part in no round."""
     with pytest.raises(RunError) as caught:
         device_run('strategy="fedper" min-available=3 unseen-clients="2"')
-    told = "min-available = 3: 2 clients train (unseen-clients); must be at most that"
+    told = "min-available = 3: 2 clients can train (unseen-clients); use at most that"
     assert str(caught.value) == told
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -238,6 +239,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_due_is_whole(
     )
     (folder / "summary.json").write_text('{"finished": false}')
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrod"])
+def test_a_copy_without_states_scores_no_untrained_layers(method, tiny_run):
+    """Without a checkpoint, nothing else knows which clients have a state."""
+    folder = tiny_run(f'strategy="{method}" checkpoint-every=0')
     shutil.rmtree(folder / "clients")
     assert refusal(folder, "--client", 2) == f"{folder}: clients/ is missing; copy the whole run"
 
@@ -442,6 +449,29 @@ def test_data_in_which_a_number_is_somebody_else_are_refused(
         FinishedRun.open(folder)
         return
     with pytest.raises(RunError, match=f"{told}.*; put back what the run had"):
+        FinishedRun.open(folder)
+
+
+@pytest.mark.parametrize(("gone", "told"), [(None, ""), ("", "client of the run is not there")])
+def test_people_of_odd_names_keep_their_numbers(gone, told, tmp_path, serial_run):
+    """In the table of names, the last two are called alike: a tab is a blank there."""
+    draws, people = np.random.default_rng(0), np.repeat(["", "anna", "ben\t1", "ben 1"], 20)
+
+    def write(who):
+        arrays = {"inputs": draws.normal(size=(len(who), 4)), "targets": np.arange(len(who)) % 2}
+        parts = itertools.product(("train", "test"), (arrays | {"groups": who}).items())
+        np.savez(tmp_path / "p.npz", **{f"{part}_{name}": each for part, (name, each) in parts})
+
+    write(people)
+    words = f'dataset="{tmp_path}/p.npz" model="mlp" partitioner="natural" num-clients=0'
+    folder = serial_run(words, 'strategy="fedavg" num-rounds=1')
+    before = FinishedRun.open(folder).space.population.names
+    write(people[people != gone])
+    workspace.cache_clear()  # as in a new process
+    if not told:
+        assert FinishedRun.open(folder).space.population.names == before
+        return
+    with pytest.raises(RunError, match=told):
         FinishedRun.open(folder)
 
 
