@@ -11,6 +11,7 @@ from torch import Tensor
 from fedapps.core.errors import DIVERGED, DivergedError, cause_of
 from fedapps.split.channel import CLIENT, METHOD, SERVICE, TOKEN, grpc_options
 from fedapps.split.frames import Frame, Kind, Tensors, decode, encode
+from fedapps.split.session import aborted
 from fedapps.training.channel import Channel
 
 Received = tuple[Frame, dict[str, Tensor]]
@@ -111,7 +112,12 @@ _lock = Lock()
 
 @contextmanager
 def connection(channel: Channel, client: int) -> Iterator[Connection]:
-    """Provide this process's stream to a server; the first client opens it, the last closes it."""
+    """Provide this process's stream to a server; the first client opens it, the last closes it.
+
+    Raises `ChannelError` if the server was in this process and its run has ended (Ctrl-C, say).
+    """
+    if channel.token in aborted:
+        raise ChannelError("the run has ended")
     with _lock:
         _joined[client] = channel.token
         known, users = _connections.get(channel.address) or (Connection(channel, client), 0)

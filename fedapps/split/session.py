@@ -21,6 +21,7 @@ from fedapps.split.rules import BatchGradients, Rules, Smashed
 
 STRANGER = "no client of this round was named"
 MAX_QUEUED = 2  # unread frames of a client; already the second one is out of turn
+aborted: set[str] = set()  # tokens of this process's sessions that ended with their run
 
 
 class Session:
@@ -179,7 +180,8 @@ class Session:
             stream.close()
 
     def abort(self) -> None:
-        """Make the thread that serves stop waiting; called by other threads."""
+        """Make the thread that serves stop waiting, as the run ends; called by other threads."""
+        aborted.update(self.tokens.values())
         self._deadline = 0.0
         self._inbox.put(lambda: None)
 

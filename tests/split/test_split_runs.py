@@ -18,6 +18,7 @@ from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec, image_spec
 from fedapps.models import MODELS
 from fedapps.models.blocks import of_images
+from fedapps.split import connection
 from fedapps.split import strategy as split_strategy
 from fedapps.split.client import Link, SplitClient
 from fedapps.split.session import Session
@@ -95,18 +96,27 @@ def test_a_batch_size_can_be_larger_than_all_data(serial_run, tiny_npz, untimed_
 
 
 @pytest.mark.parametrize("devices", [False, True])
-def test_ctrl_c_waits_for_no_client(serial_run, make_npz, tmp_path, monkeypatch, devices):
-    """They learn that the channel has ended once they are done with their batch, and end too."""
-    loss, stopped, begun, waited = SplitClient.loss, Event(), [], []
+@pytest.mark.parametrize(("hook", "streams"), [("setup", 0), ("loss", 1)])
+def test_ctrl_c_waits_for_no_client(
+    hook, streams, devices, serial_run, make_npz, tmp_path, monkeypatch
+):
+    """They learn that the run has ended when they next need the channel, and end too."""
+    work, stopped, begun, waited = getattr(SplitClient, hook), Event(), [], []
+    opened, connect = [], connection.Connection
 
-    def wait(client, logits, labels):
+    def wait(client, *args):
         begun.append(client.client)
         if begun[2:] == [client.client]:  # all have begun
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         waited.append(stopped.wait(PATIENCE))
-        return loss(client, logits, labels)
+        return work(client, *args)
 
-    monkeypatch.setattr(SplitClient, "loss", wait)
+    def note(*args):
+        opened.append(args)
+        return connect(*args)
+
+    monkeypatch.setattr(SplitClient, hook, wait)
+    monkeypatch.setattr(connection, "Connection", note)
     data = [make_npz(tmp_path / f"{client}.npz", seed=client) for client in range(3)]
     options = 'dataset="device" input-shape="1,8,8" num-classes=3'
     nodes = node_configs(data, tmp_path) if devices else ()
@@ -115,6 +125,7 @@ def test_ctrl_c_waits_for_no_client(serial_run, make_npz, tmp_path, monkeypatch,
     stopped.set()
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("cli", "dev"))])
     assert sorted(begun) == [0, 1, 2] and waited == [True] * 3
+    assert len(opened) == streams
 
 
 def test_no_warning_of_the_leak_that_only_score_last_measures(serial_run, tiny_npz, caplog):
