@@ -136,9 +136,10 @@ def connection(channel: Channel, client: int) -> Iterator[Connection]:
 def withdraw(channel: Channel | None, client: int, error: Exception) -> None:
     """Tell the server of a client that fails before it joins, so that nobody waits for it.
 
-    What comes later, it says itself; and without a channel, nobody waits.
+    What comes later, it says itself; and without a channel, nobody waits. Raises `ChannelError` as
+    `connection` does: so the thread of a client that a run has left ends without a word.
     """
-    if channel and _joined.get(client) != channel.token:
+    if channel and (channel.token in aborted or _joined.get(client) != channel.token):
         with connection(channel, client) as connected:
             connected.join(client, channel.token)
             connected.send(Frame("failed", client, text=cause_of(error)))

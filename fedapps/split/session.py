@@ -166,7 +166,7 @@ class Session:
 
     def drop(self, client: int, reason: str) -> None:
         """Tell a client that it is out of this round, and go on without that client."""
-        self._lose(client, reason)
+        self._lose(client, reason if self._deadline else "the run has ended")
         if client in self._streams:
             self._streams[client].send(Frame("drop", client, text=self.lost[client]))
 

@@ -98,9 +98,9 @@ def test_a_batch_size_can_be_larger_than_all_data(serial_run, tiny_npz, untimed_
 @pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize(("hook", "streams"), [("setup", 0), ("loss", 1)])
 def test_ctrl_c_waits_for_no_client(
-    hook, streams, devices, serial_run, make_npz, tmp_path, monkeypatch
+    hook, streams, devices, serial_run, make_npz, tmp_path, monkeypatch, capsys
 ):
-    """They learn that the run has ended when they next need the channel, and end too."""
+    """They learn that the run has ended when they next need the channel, and end silently."""
     work, stopped, begun, waited = getattr(SplitClient, hook), Event(), [], []
     opened, connect = [], connection.Connection
 
@@ -122,8 +122,12 @@ def test_ctrl_c_waits_for_no_client(
     nodes = node_configs(data, tmp_path) if devices else ()
     with pytest.raises(KeyboardInterrupt, match="interrupted"):
         serial_run(RUN, options if devices else f'dataset="{data[0]}"', node_configs=nodes)
+    told = {path: path.read_text() for path in tmp_path.rglob("log.txt")}
+    assert len(told) == 1 and "run directory" in capsys.readouterr().out
     stopped.set()
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("cli", "dev"))])
+    assert capsys.readouterr() == ("", "")
+    assert {path: path.read_text() for path in tmp_path.rglob("log.txt")} == told
     assert sorted(begun) == [0, 1, 2] and waited == [True] * 3
     assert len(opened) == streams
 

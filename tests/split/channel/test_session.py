@@ -99,6 +99,15 @@ def test_a_round_ends_after_round_timeout_however_busy_a_client_is(clock):
     assert session.lost == {0: "sent nothing before the round's end (round-timeout)"}
 
 
+def test_a_client_that_a_run_leaves_when_it_ends_is_told_so():
+    """Not that it was too slow, nor that it did not join, though it had time left for both."""
+    session = Session(rules())
+    assert session.joined(0, Stream())
+    session.abort()
+    assert not list(session.waves([0, 1]))
+    assert session.lost == dict.fromkeys((0, 1), "the run has ended")
+
+
 def test_a_client_that_comes_too_late_is_refused():
     session = Session(rules(join_timeout=0.05, step_timeout=0.05))
     assert session.joined(1, Stream())
