@@ -24,10 +24,12 @@ class ChannelError(RuntimeError):
 class Connection:
     """A SuperNode's stream to the server, shared by the clients that run here at the same time.
 
-    `client` opens the stream with the token in its `channel`; other clients join with a frame.
+    `client` opens the stream with the token in its `channel`, which is then its `token`; other
+    clients join with a frame. `connection` counts its `users`.
     """
 
     def __init__(self, channel: Channel, client: int) -> None:
+        self.token, self.users = channel.token, 0
         self._first: int | None = client
         options = grpc_options(channel.limit)
         if channel.certificate:
@@ -105,7 +107,7 @@ class Connection:
         self._channel.close()
 
 
-_connections: dict[str, tuple[Connection, int]] = {}  # by address, with the number of users
+_connections: dict[str, Connection] = {}  # by address
 _joined: dict[int, str] = {}  # by client: the token with which it has joined last
 _lock = Lock()
 
@@ -120,17 +122,19 @@ def connection(channel: Channel, client: int) -> Iterator[Connection]:
         raise ChannelError("the run has ended")
     with _lock:
         _joined[client] = channel.token
-        known, users = _connections.get(channel.address) or (Connection(channel, client), 0)
-        _connections[channel.address] = known, users + 1
+        known = _connections.get(channel.address)
+        if known is None or known.token in aborted:  # clients of an ended run may still hold it
+            known = _connections[channel.address] = Connection(channel, client)
+        known.users += 1
     try:
         yield known
     finally:
         with _lock:
-            _, users = _connections[channel.address]
-            _connections[channel.address] = known, users - 1
-            if users == 1:
-                del _connections[channel.address]
+            known.users -= 1
+            if not known.users:
                 known.close()
+                if _connections.get(channel.address) is known:
+                    del _connections[channel.address]
 
 
 def withdraw(channel: Channel | None, client: int, error: Exception) -> None:

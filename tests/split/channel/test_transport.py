@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedapps.split import channel as module
+from fedapps.split import connection
 from fedapps.split.channel import CLIENT, METHOD, REFUSED, SERVICE, SPARE, TOKEN, ChannelServer
 from fedapps.split.client import Link
 from fedapps.split.connection import ChannelError, Connection
@@ -205,6 +206,25 @@ def test_a_client_that_has_waited_in_vain_says_so():
         channel = msgspec.structs.replace(before, join=0.1)
     with pytest.raises(ChannelError, match=r"^the channel broke: failed to connect"):
         echo(channel)
+
+
+def test_a_run_does_not_use_the_stream_of_the_one_before(monkeypatch):
+    """A client that Ctrl-C has left holds it; both runs have the same `channel-address`."""
+    with ExitStack() as left:
+        with served() as (_, old):
+            held = left.enter_context(connection.connection(old, BAD))
+        monkeypatch.setattr(connection, "aborted", {old.token})
+        with served(address=old.address) as (listener, same):
+            listener.token = lambda client: "new"
+            channel = msgspec.structs.replace(same, token="new")
+            with connection.connection(channel, BAD) as connected:
+                assert connected is not held
+                link = echo(channel, Link(BAD, channel, connected))
+                left.close()
+                with connection.connection(channel, 2) as shared:
+                    assert shared is connected
+                echo(channel, link)
+    assert old.address not in connection._connections
 
 
 def test_a_frame_beyond_the_limit_breaks_its_stream_only():
