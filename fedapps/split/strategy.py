@@ -180,7 +180,8 @@ class SplitStrategy(BaseStrategy):
         if not self._tls and self._reach.rpartition(":")[0] not in LOOPBACK:
             log.warning("without channel-tls, features, labels and tokens are sent unencrypted")
         everyone = {c: self.plan(1, c) for c in self.workspace.population.training}
-        one, has = dict.fromkeys(everyone, 1), {c: self.count(c, "train") for c in self.clients}
+        one, known = dict.fromkeys(everyone, 1), () if self.devices else self.clients
+        has = {c: self.count(c, "train") for c in known}  # a device can claim any number
         limits = (frame_limit(self._rules({c: p}, one), has.get(c, 0)) for c, p in everyone.items())
         self._channel = ChannelServer(s.channel_address, self._tls, s.num_clients, max(limits))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="split-server")

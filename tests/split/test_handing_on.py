@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapps.split.rules import levelled
+from fedapps.split.rules import LARGEST_FRAME, levelled
 from tests.support.split_float64 import batches, play
 from tests.support.split_rounds import opened
 
@@ -66,6 +66,15 @@ def test_oversampling_costs_no_client_more_than_the_limit(world, name):
         }  # fmt: skip
         assert strategy._session.rules.batches == {0: 9, 1: 2**36, 2: 9, 3: 9}
         strategy._session.abort()
+
+
+def test_no_claim_of_a_device_ends_the_run_at_its_start(world):
+    """With all data in one batch, this one's features would be far too large for a frame."""
+    strategy = world('strategy="fedfc" num-clients=3 batch-size=1000000000')
+    claimed = {0: 16, 1: 2**39, 2: 24}
+    strategy.devices = {client: {"train": count} for client, count in claimed.items()}
+    with strategy.running():
+        assert strategy._channel.limit == LARGEST_FRAME
 
 
 def test_oversampling_in_a_simulation_has_no_limit(world):
