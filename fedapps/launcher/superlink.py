@@ -203,13 +203,14 @@ def _check_running(home: Path | None) -> None:
         return
     own, now, problem = log_of(home).parent, dict(os.environ), ""
     folder, then = link.start or (own, now)
+    then = then or now  # some systems show none of another process; ours has at least a PATH
     names = [name for name in sorted(now | then) if name.startswith(INHERITED)]
     other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
     elif link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
-    elif folder != own:  # by `flwr run`, in a checkout
+    elif not _same(folder, own):  # by `flwr run`, in a checkout
         problem = f"was started in {folder}, and modules there come before those of the app"
     elif other:
         problem = f"was started with another {', '.join(other)}, which would still count"
@@ -217,6 +218,13 @@ def _check_running(home: Path | None) -> None:
         how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
         how = f"end it ({how}), or use another --home"
         raise RunError(f"the SuperLink of {flower_home(home)} {problem}; {how}")
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to the same folder, as through a link; False if one is gone."""
+    with contextlib.suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 def _check_port(port: int) -> None:

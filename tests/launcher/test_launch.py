@@ -326,6 +326,8 @@ class TestHome:
 
     @pytest.mark.parametrize(("folder", "variables", "problem"), [
         ("local-superlink", {"WANDB_MODE": "offline", "LANG": "C"}, ""),
+        ("disk", {"WANDB_MODE": "offline"}, ""),  # local-superlink is a link to it
+        ("local-superlink", {}, ""),  # as where the system hides the variables of a process
         # As by a plain `flwr run` in a checkout: its actors would use the modules there.
         ("", {"WANDB_MODE": "offline"}, "was started in {}, and modules there come before .*"),
         ("local-superlink", {"FEDAPPS_LOG": "debug"}, "was started with another FEDAPPS_LOG, WANDB_"
@@ -336,13 +338,14 @@ class TestHome:
     ):
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.delenv("FEDAPPS_LOG", raising=False)
+        (local := superlink.database_of(tmp_path).parent).rename(tmp_path / "disk")
+        local.symlink_to(tmp_path / "disk") if folder == "disk" else local.mkdir()
         superlink.database_of(tmp_path).touch()
         known = {key: value for key, value in os.environ.items() if key != "WANDB_MODE"}
         command = [sys.executable, "-c", "input()"]
         pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(
-            command, cwd=tmp_path / folder, env=known | variables, **pipes
-        ) as process:
+        env = known | variables if variables else {}
+        with subprocess.Popen(command, cwd=tmp_path / folder, env=env, **pipes) as process:
             link = SuperLink(process.pid, 20001, superlink.bin_dir())
             expected = rf"^the SuperLink of {tmp_path} {problem.format(tmp_path)}{there.end}"
             with pytest.raises(RunError, match=expected) if problem else nullcontext():
