@@ -34,7 +34,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.options import add_home, add_resume, add_run_config, chosen
 from fedapps.launcher import superlink
 from fedapps.launcher.flwr import Flwr
-from fedapps.launcher.inputs import FEDERATION, merged, refusal, simulation, staged
+from fedapps.launcher.inputs import FEDERATION, loggers, merged, refusal, simulation, staged
 from fedapps.launcher.outcome import NOT_BEGUN, LaunchResult, status_of
 from fedapps.launcher.superlink import PORT, database_of, environment
 
@@ -72,7 +72,8 @@ def launch(
         return LaunchResult(0, "not started", [], refused)
     with contextlib.ExitStack() as stack:
         if flwr is None:
-            env = environment(home, port, own=not connection)
+            logged = loggers(app_dir, run_config)
+            env = environment(home, port, own=not connection, loggers=logged)
             # The SuperLink that `flwr run` starts keeps the working directory, which comes before
             # the app on its workers' path, so it must be a folder without code.
             local = superlink.log_of(home).parent

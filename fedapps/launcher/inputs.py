@@ -12,7 +12,9 @@ import tomli_w
 
 from fedapps.core.errors import RunError
 from fedapps.core.options import flat, named_model, parse_option, parse_options, quoted
+from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean, key_meant
+from fedapps.launcher.superlink import READ
 
 FEDERATION = "--federation-config"
 # the settings of Flower's simulation, and the least value of those that are whole numbers
@@ -87,10 +89,7 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     """
     from fedapps.core import config  # imported here, because it would delay the help text
 
-    try:
-        project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
-        known = flat(project["tool"]["flwr"]["app"].get("config", {}))
-    except (OSError, KeyError, ValueError):
+    if (known := _defaults(app_dir)) is None:
         return ""
     given = parse_options(options)
     for key in (key for key in given if key not in known):
@@ -103,6 +102,25 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
     except RunError as error:
         return str(error)
     return ""
+
+
+def loggers(app_dir: Path, options: Sequence[str]) -> str:
+    """Return the key `loggers` of a run; an app without this key may use any of them."""
+    from fedapps.core import config  # imported here for the same reason as in `refusal`
+
+    given = parse_options(options)
+    before = config.resumed_from(given, named_model(options))
+    known = {"loggers": ",".join(READ)} | (_defaults(app_dir) or {})
+    return str((known | before | given)["loggers"])
+
+
+def _defaults(app_dir: Path) -> dict[str, Scalar] | None:
+    """Return the run-config of an app's pyproject.toml as flat keys; None if it has no app."""
+    try:
+        project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))
+        return flat(project["tool"]["flwr"]["app"].get("config", {}))
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def simulation(federation_config: str) -> str:

@@ -18,7 +18,7 @@ from urllib.request import getproxies_environment
 
 import psutil
 
-from fedapps.core import flower
+from fedapps.core import flower, log
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import writing
 from fedapps.core.flower import bin_dir
@@ -28,7 +28,8 @@ from fedapps.launcher.processes import end, living
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
-INHERITED = ("CUDA_VISIBLE_DEVICES", "FEDAPPS_LOG", "MLFLOW_", "WANDB_")
+INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
+READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
@@ -147,17 +148,20 @@ def in_use(database: Path) -> bool:
     return False
 
 
-def environment(home: Path | None, port: int | None = None, own: bool = True) -> dict[str, str]:
+def environment(
+    home: Path | None, port: int | None = None, own: bool = True, loggers: str = ""
+) -> dict[str, str]:
     """Return the environment for `flwr`: home, port, and this interpreter's programs first in PATH.
 
     With `own`, it is for the SuperLink that `flwr` itself starts for the home. Runs use the
     installed packages; otherwise Flower would install the app's dependencies for each run. Ray gets
     a token: it listens on all addresses, and whoever may connect to it can run code. Raises
-    `RunError` if that SuperLink's port or database is another one's, or it runs in another way.
+    `RunError` if that SuperLink's port or database is another one's, or it runs in another way, as
+    with other variables that the `loggers` of the run read.
     """
     if own:
         _check_database(home)
-        _check_running(home)
+        _check_running(home, loggers)
     env = dict(flower.environment(), PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
@@ -197,14 +201,17 @@ def _check_database(home: Path | None) -> None:
         )
 
 
-def _check_running(home: Path | None) -> None:
+def _check_running(home: Path | None, loggers: str) -> None:
     """Raise `RunError` if a SuperLink runs for a home, but not as one started here would."""
     if (link := superlink(home)) is None:
         return
     own, now, problem = log_of(home).parent, dict(os.environ), ""
     folder, then = link.start or (own, now)
     then = then or now  # some systems show none of another process; ours has at least a PATH
-    names = [name for name in sorted(now | then) if name.startswith(INHERITED)]
+    for variables in (now, then):  # as the log reads it
+        variables[log.LEVEL] = variables.get(log.LEVEL, "").lower() or "info"
+    counts = (*INHERITED, *(READ[name] for name in READ if name in loggers))
+    names = [name for name in sorted(now | then) if name.startswith(counts)]
     other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
@@ -216,7 +223,7 @@ def _check_running(home: Path | None) -> None:
         problem = f"was started with another {', '.join(other)}, which would still count"
     if problem:
         how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
-        how = f"end it ({how}), or use another --home"
+        how = f"end it and its runs ({how}), or use another --home"
         raise RunError(f"the SuperLink of {flower_home(home)} {problem}; {how}")
 
 

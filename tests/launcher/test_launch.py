@@ -185,6 +185,22 @@ class TestParse:
         said = inputs.refusal(ROOT, ["num-rounds=3", option])
         assert said.startswith(line) and bool(said) == bool(line)
 
+    def test_the_loggers_of_a_run_decide_which_variables_count(self, tmp_path, monkeypatch):
+        def loggers(*options, app=ROOT):
+            with pytest.raises(RunError) as told:
+                launch.launch(app, options)
+            return str(told.value)
+
+        def environment(home, port, own, loggers):
+            raise RunError(loggers)
+
+        monkeypatch.setattr(launch, "environment", environment)
+        (tmp_path / "config.toml").write_text('strategy = "fedper"\nloggers = "wandb"\n')
+        again = f"resume={tmp_path}"
+        assert [loggers(), loggers("loggers=mlflow,wandb")] == ["", "mlflow,wandb"]
+        assert [loggers(again), loggers(again, "loggers=mlflow")] == ["wandb", "mlflow"]
+        assert loggers(app=EMPTY_APP) == "mlflow,wandb"  # it has no such key, so any may be used
+
     @pytest.mark.parametrize(("given", "line"), [
         ("num-supernode=4", "unknown key num-supernode, did you mean num-supernodes?"),
         ("num-supernodes=0", "num-supernodes = 0: must be int >= 1"),
@@ -310,12 +326,12 @@ class TestHome:
         monkeypatch.setenv(superlink.PORT, "20001")
         superlink.database_of(tmp_path).parent.mkdir()
 
-        def meet(link):
+        def meet(link, loggers=""):
             monkeypatch.setattr(superlink, "superlink", lambda home: link)
-            return superlink.environment(None if request.param else tmp_path)
+            return superlink.environment(None if request.param else tmp_path, loggers=loggers)
 
         stop = "fedapps stop" + ("" if request.param else f" --home {tmp_path}")
-        meet.end = rf"; end it \({stop}\), or use another --home$"
+        meet.end = rf"; end it and its runs \({stop}\), or use another --home$"
         return meet
 
     def test_a_superlink_of_another_environment_is_refused(self, there, tmp_path):
@@ -324,17 +340,20 @@ class TestHome:
                                            f".*{there.end}"):  # fmt: skip
             there(SuperLink(0, 20001, tmp_path / "venv" / "bin"))
 
-    @pytest.mark.parametrize(("folder", "variables", "problem"), [
-        ("local-superlink", {"WANDB_MODE": "offline", "LANG": "C"}, ""),
-        ("disk", {"WANDB_MODE": "offline"}, ""),  # local-superlink is a link to it
-        ("local-superlink", {}, ""),  # as where the system hides the variables of a process
+    @pytest.mark.parametrize(("folder", "variables", "loggers", "problem"), [
+        ("local-superlink", {"WANDB_MODE": "offline", "LANG": "C"}, "wandb", ""),
+        ("disk", {"WANDB_MODE": "offline"}, "wandb", ""),  # local-superlink is a link to it
+        ("local-superlink", {}, "wandb", ""),  # as where the system hides a process's variables
+        ("local-superlink", {"FEDAPPS_LOG": "INFO"}, "tensorboard,mlflow", ""),
         # As by a plain `flwr run` in a checkout: its actors would use the modules there.
-        ("", {"WANDB_MODE": "offline"}, "was started in {}, and modules there come before .*"),
-        ("local-superlink", {"FEDAPPS_LOG": "debug"}, "was started with another FEDAPPS_LOG, WANDB_"
-                                                      "MODE, which would still count"),
+        ("", {"WANDB_MODE": "offline"}, "", "was started in {}, and modules there come before .*"),
+        ("local-superlink", {"FEDAPPS_LOG": "debug"}, "tensorboard,wandb",
+         "was started with another FEDAPPS_LOG, WANDB_MODE, which would still count"),
+        ("local-superlink", {"CUDA_VISIBLE_DEVICES": "7"}, "",
+         "was started with another CUDA_VISIBLE_DEVICES, which would still count"),
     ])  # fmt: skip
     def test_a_superlink_that_was_started_otherwise_is_refused(
-        self, there, tmp_path, monkeypatch, folder, variables, problem
+        self, there, tmp_path, monkeypatch, folder, variables, loggers, problem
     ):
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.delenv("FEDAPPS_LOG", raising=False)
@@ -349,7 +368,7 @@ class TestHome:
             link = SuperLink(process.pid, 20001, superlink.bin_dir())
             expected = rf"^the SuperLink of {tmp_path} {problem.format(tmp_path)}{there.end}"
             with pytest.raises(RunError, match=expected) if problem else nullcontext():
-                assert there(link)
+                assert there(link, loggers)
 
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
         self, there, monkeypatch
