@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -30,6 +31,8 @@ STARTED = 60.0  # seconds after which a SuperLink has made its database, or neve
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
 INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
+STORE = "MLFLOW_TRACKING_URI"
+RELATIVE = re.compile(r"(sqlite:///|file:)?(?!/|databricks|uc$)[^:]+")  # a store in a folder
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
@@ -157,11 +160,12 @@ def environment(
     installed packages; otherwise Flower would install the app's dependencies for each run. Ray gets
     a token: it listens on all addresses, and whoever may connect to it can run code. Raises
     `RunError` if that SuperLink's port or database is another one's, or it runs in another way, as
-    with other variables that the `loggers` of the run read.
+    with other variables that the `loggers` of the run read; or if the store of one is relative.
     """
     if own:
         _check_database(home)
         _check_running(home, loggers)
+        _check_store(loggers)
     env = dict(flower.environment(), PYTHONUNBUFFERED="1")
     warnings = [env.get("PYTHONWARNINGS", ""), "ignore:Tip:FutureWarning:ray._private.worker"]
     env["PYTHONWARNINGS"] = ",".join(filter(None, warnings))  # hides a tip for Ray programmers
@@ -225,6 +229,14 @@ def _check_running(home: Path | None, loggers: str) -> None:
         how = f"fedapps stop --home {shlex.quote(str(home))}" if home else "fedapps stop"
         how = f"end it and its runs ({how}), or use another --home"
         raise RunError(f"the SuperLink of {flower_home(home)} {problem}; {how}")
+
+
+def _check_store(loggers: str) -> None:
+    """Raise `RunError` if MLflow would look for its store in the folder of the SuperLink."""
+    uri = os.environ.get(STORE, "")
+    if "mlflow" in loggers and RELATIVE.fullmatch(uri):
+        there = f"sqlite:///{Path.cwd()}/mlflow.db"
+        raise RunError(f'{STORE} = "{uri}": must be absolute, for example {there}')
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -370,6 +370,22 @@ class TestHome:
             with pytest.raises(RunError, match=expected) if problem else nullcontext():
                 assert there(link, loggers)
 
+    @pytest.mark.parametrize(("uri", "refused"), [
+        ("sqlite:///mlflow.db", True), ("./mlruns", True), ("file:mlruns", True),
+        ("mlruns", True), ("~/mlruns", True),
+        ("sqlite:////disk/mlflow.db", False), ("/disk/mlruns", False), ("", False),
+        ("file:///disk/mlruns", False), ("file:/disk/mlruns", False), ("databricks", False),
+        ("http://127.0.0.1:5000", False), ("postgresql://host/runs", False),
+    ])  # fmt: skip
+    def test_a_store_of_mlflow_must_be_absolute(self, tmp_path, monkeypatch, uri, refused):
+        """MLflow would look for it in the folder of the SuperLink."""
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        told = f'^MLFLOW_TRACKING_URI = "{re.escape(uri)}": must be absolute, for example sqlite:'
+        with pytest.raises(RunError, match=told) if refused else nullcontext():
+            superlink.environment(tmp_path, loggers="tensorboard,mlflow")
+        assert superlink.environment(tmp_path, loggers="wandb")
+        assert superlink.environment(tmp_path, own=False, loggers="mlflow")
+
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
         self, there, monkeypatch
     ):
