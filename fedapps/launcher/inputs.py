@@ -7,14 +7,17 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomli_w
 
 from fedapps.core.errors import RunError
 from fedapps.core.options import flat, named_model, parse_option, parse_options, quoted
-from fedapps.core.schema import Scalar
 from fedapps.core.words import did_you_mean, key_meant
 from fedapps.launcher.superlink import READ
+
+if TYPE_CHECKING:  # it loads msgspec, which would delay the help text
+    from fedapps.core.schema import Scalar
 
 FEDERATION = "--federation-config"
 # the settings of Flower's simulation, and the least value of those that are whole numbers
@@ -114,7 +117,7 @@ def loggers(app_dir: Path, options: Sequence[str]) -> str:
     return str((known | before | given)["loggers"])
 
 
-def _defaults(app_dir: Path) -> dict[str, Scalar] | None:
+def _defaults(app_dir: Path) -> "dict[str, Scalar] | None":
     """Return the run-config of an app's pyproject.toml as flat keys; None if it has no app."""
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text("utf-8"))

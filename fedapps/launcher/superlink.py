@@ -221,7 +221,7 @@ def _check_running(home: Path | None, loggers: str) -> None:
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
     elif link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
-    elif not _same(folder, own):  # by `flwr run`, in a checkout
+    elif folder != own and not _same(folder, own):  # by `flwr run`, in a checkout
         problem = f"was started in {folder}, and modules there come before those of the app"
     elif other:
         problem = f"was started with another {', '.join(other)}, which would still count"
