@@ -203,18 +203,20 @@ def _next(options: argparse.Namespace, comparison: "Comparison", keys: Sequence[
 
 
 def _undone(options: argparse.Namespace, strategy: str) -> Iterator[str]:
-    """Yield the text of a `-c` that takes the keys of `--validation` back, if any `-c` has them.
+    """Yield the text of a `-c` after which test samples are scored, if it needs one.
 
-    A method with a validation-fraction of its own also trains by it, and keeps it.
+    A method with a validation-fraction of its own also trains by it, and keeps that of the sweep.
     """
     from fedapps.core import config
     from fedapps.core.schema import literal
 
     given, known = parse_options(options.run_config), config.defaults()
-    keys = [key for key in _scored_on(options.validation) if f"{strategy}.{key}" not in known]
-    changed = [key for key in keys if given.get(key, known[key]) != known[key]]
-    if changed:
-        yield " ".join(f"{key}={literal(known[key])}" for key in changed)
+    scored = _scored_on(options.validation)
+    wanted = known | {"strategy": strategy}
+    wanted |= {key: value for key, value in scored.items() if f"{strategy}.{key}" in known}
+    then, now = map(config.effective, (wanted, known | given | {"strategy": strategy}))
+    if other := [key for key in scored if now[key] != then[key]]:
+        yield " ".join(f"{key}={literal(wanted[key])}" for key in other)
 
 
 def _most_clients(groups: Sequence["Group"]) -> list["Group"]:
