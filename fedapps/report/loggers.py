@@ -62,6 +62,22 @@ class TensorBoard:
         self.writer.close()
 
 
+def _place_of_files(store: str, run: Path) -> str | None:
+    """Return the URI of the folder for the files of runs in a store; None if it knows its own.
+
+    A database does not: MLflow would take the working directory, which for a run on Ray is that of
+    the SuperLink.
+    """
+    kind, _, path = store.partition("://")
+    if not store:
+        return (run / "mlflow").as_uri()
+    if kind == "sqlite":
+        return (Path(path[1:]).absolute().parent / "mlruns").as_uri()
+    if kind.startswith(("postgresql", "mysql", "mssql")):
+        return (run.parent / "mlruns").as_uri()
+    return None
+
+
 class MLflow:
     """Writes to the store of MLFLOW_TRACKING_URI, or else to `mlflow.db` in the run directory."""
 
@@ -69,10 +85,10 @@ class MLflow:
         from mlflow import MlflowClient, entities
 
         self.folder, self.metric = folder, entities.Metric
-        self.elsewhere = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+        self.elsewhere = bool(store := os.environ.get("MLFLOW_TRACKING_URI", ""))
         own = f"sqlite:///{folder}/mlflow.db"
         self.client = MlflowClient(None if self.elsewhere else own)
-        place = None if self.elsewhere else (folder / "mlflow").as_uri()
+        place = _place_of_files(store, folder)
         found, make = self.client.get_experiment_by_name(PROJECT), self.client.create_experiment
         try:
             experiment = found.experiment_id if found else make(PROJECT, place)

@@ -101,11 +101,22 @@ def test_mlflow_reads_the_rows_of_the_tables(logged, figures, monkeypatch, tmp_p
         assert [(m.step, m.value) for m in history] == [*enumerate(values, 1)]
     store = f"sqlite:///{tmp_path}/all.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    monkeypatch.chdir(tmp_path)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
     folder = logged("mlflow")
     (run,) = MlflowClient(store).search_runs(["1"])
     names = {Path(file.path).name for file in MlflowClient(store).list_artifacts(run.info.run_id)}
     assert not (folder / "mlflow.db").exists() and {"config.toml", "clients.csv"} <= names
+    assert [*elsewhere.iterdir()] == [] and (tmp_path / "mlruns").is_dir()
+
+
+@pytest.mark.parametrize(("store", "place"), [
+    ("", "/runs/a/mlflow"), ("sqlite:////home/me/all.db", "/home/me/mlruns"),
+    ("postgresql+psycopg2://me@there/all", "/runs/mlruns"), ("https://there", None),
+])  # fmt: skip
+def test_no_files_of_mlflow_are_in_the_working_directory(store, place):
+    found = loggers._place_of_files(store, Path("/runs/a"))
+    assert found == (place and f"file://{place}")
 
 
 @pytest.mark.parametrize("there", [True, False])
