@@ -39,6 +39,11 @@ class Link:
 
     def exchange(self, data: Tensor, labels: Tensor) -> tuple[Tensor, float]:
         """Send a batch's smashed data and labels; return the gradient and the loss."""
+        if 0 < self.channel.limit < (nbytes := data.nbytes + labels.nbytes):
+            raise ChannelError(
+                f"the features of {len(labels)} samples are {nbytes / 2**30:.1f} GiB, more than can"
+                " be sent at once; use a smaller batch-size, or another cut"
+            )
         frame = Frame("data", self.client, step=next(self.steps))
         self.connection.send(frame, {"data": data, "labels": labels})
         received, tensors = self.connection.receive(self.client, "gradient", self.channel.wait)

@@ -147,6 +147,16 @@ def test_what_a_stream_without_a_token_sends_is_not_looked_at(strangers, monkeyp
         assert listener.clients == decoded == threads == []
 
 
+def test_a_batch_that_is_too_large_costs_its_client_alone():
+    """Sent, it would break the stream of all clients of the SuperNode."""
+    with served() as (_, channel):
+        link = Link(BAD, msgspec.structs.replace(channel, limit=100), Connection(channel, BAD))
+        with pytest.raises(ChannelError, match=r"20 samples are .* use a smaller batch-size"):
+            link.exchange(torch.zeros(20), torch.zeros(20, dtype=torch.int64))
+        echo(channel, link)
+        link.connection.close()
+
+
 def test_a_stream_that_is_not_read_ends_with_its_session(strangers):
     """Its client would else hold a thread for the rest of the run, another one in each round."""
     metadata, big, calls = ((CLIENT, str(BAD)), (TOKEN, "token")), torch.zeros(2**21), []
@@ -216,7 +226,7 @@ def test_a_run_does_not_use_the_stream_of_the_one_before(monkeypatch):
         monkeypatch.setattr(connection, "aborted", {old.token})
         with served(address=old.address) as (listener, same):
             listener.token = lambda client: "new"
-            channel = msgspec.structs.replace(same, token="new")
+            channel = msgspec.structs.replace(same, token="new", join=LONG)
             with connection.connection(channel, BAD) as connected:
                 assert connected is not held
                 link = echo(channel, Link(BAD, channel, connected))
