@@ -109,7 +109,7 @@ def _serve(pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's signals are for the parent,
         signal.signal(number, signal.SIG_IGN)  # which then ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when it is imported: forks
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # it reads this when imported
     while True:
         try:
             log, work, arguments = pipe.recv()

@@ -1,6 +1,7 @@
 """Words for messages: the most similar name, a number with its noun, the first names of many."""
 
 import difflib
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -63,6 +64,11 @@ def spans(numbers: Iterable[int], between: str = ",") -> str:
         else:
             found.append([each, each])
     return between.join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
+
+
+def in_a_cell(text: str) -> str:
+    """Return a text with blanks for tabs and ends of lines, which could separate cells and rows."""
+    return re.sub(r"[\t\r\n]+", " ", text)
 
 
 def number(count: int, noun: str) -> str:

@@ -5,6 +5,8 @@ import io
 import re
 from collections.abc import Iterable
 
+from fedapps.core.words import in_a_cell
+
 Rows = Iterable[Iterable[object]]
 
 # The start of a formula: in a cell, or after a semicolon, which separates cells in countries with a
@@ -28,8 +30,7 @@ def harmless(cell: str) -> str:
 
     This is needed because clients can influence the details of events, for example error texts.
     """
-    line = re.sub(r"[\t\r\n]+", " ", cell)  # these could separate cells and rows
-    return _HARMFUL.sub(r"\1'\2", line)
+    return _HARMFUL.sub(r"\1'\2", in_a_cell(cell))
 
 
 def original(cell: str) -> str:

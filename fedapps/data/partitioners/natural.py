@@ -1,6 +1,5 @@
 """Clients that exist: each group of the data, such as a person or a hospital, is a client."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
-from fedapps.core.words import alike, number, some
+from fedapps.core.words import alike, in_a_cell, number, some
 from fedapps.data.dataset import Dataset
 from fedapps.data.partitioners.dealing import NOBODY
 
@@ -39,8 +38,8 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     fewer than `min-samples` samples to train on (to train and test on with `split="merged"`) or
     without any to be tested on is no client. With `num-clients`, so many are drawn. Those who are
     `known` as clients of a run that is over keep their numbers, and nobody else is a client. Raises
-    `RunError` if the data do not say who a sample is from, or if one who is known, or too many, are
-    not left.
+    `RunError` if the data do not say who a sample is from, if one who is known is not left, or if
+    too few groups are.
     """
     if dataset.groups is None:
         more = "" if dataset.columns else "".join(f"; {line}" for line in dataset.told)
@@ -84,7 +83,7 @@ def _still_there(
     """
     places = defaultdict[str, list[int]](list)
     for place in left.tolist():
-        places[re.sub(r"[\t\r\n]+", " ", texts[place])].append(place)
+        places[in_a_cell(texts[place])].append(place)
     lost = [name for name, count in Counter(known).items() if len(places[name]) < count]
     if lost:
         raise RunError(
