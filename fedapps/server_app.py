@@ -32,6 +32,7 @@ from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.federation import Federation
 from fedapps.engine.fingerprints import fingerprints, outdated
 from fedapps.engine.rounds import Rounds
+from fedapps.engine.store import WITH_STATE, count_states
 from fedapps.models import own
 from fedapps.models.adapters import saves_nothing
 from fedapps.report import directory
@@ -112,6 +113,7 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
                         note_processor(fleet, report)
                     rounds.run(grid, report, nodes, fleet)
                 told = {"seconds": report.seconds} | federation.figures(report)
+                told[WITH_STATE] = count_states(report.folder)
                 if report.rows:
                     told["layers"] = evaluations.layers_told(strategy, report.last_round)
                     told["evaluated_of"] = len(evaluations.evaluated(strategy))

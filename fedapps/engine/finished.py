@@ -28,7 +28,7 @@ from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.clock import COUNTED
 from fedapps.engine.fingerprints import NAMES, changed, fingerprints, told
 from fedapps.engine.recovery import Recovery
-from fedapps.engine.store import CLIENTS, NONE, ClientStore, state_folder
+from fedapps.engine.store import CLIENTS, NONE, WITH_STATE, ClientStore, count_states, state_folder
 from fedapps.engine.versions import StateVersions
 from fedapps.method.flower import BaseClient, BaseStrategy
 from fedapps.method.update import ClientUpdate
@@ -229,10 +229,17 @@ class FinishedRun:
         client: BaseClient = registry.client_class(name)(self.space, number, dict(state))
         received = as_sent(returned.download(self.strategy, self.round, number, plan))
         update = client.evaluate_round(plan, received)
-        known = version != NONE or self.found is not None or (self.folder / CLIENTS).exists()
-        if not known and (client.parts or client.keeps(self.strategy.plan(self.round, number))):
-            raise RunError(f"{self.folder}: {CLIENTS}/ is missing; copy the whole run")
+        if version == NONE and self.found is None and self._lacks_states(number, client):
+            raise RunError(f"{self.folder}: {CLIENTS}/ is missing or not whole; copy the whole run")
         return client, update, plan
+
+    def _lacks_states(self, number: int, client: BaseClient) -> bool:
+        """Tell whether states are missing of which no checkpoint knows; this client has none."""
+        kept = directory.summary(self.folder).get(WITH_STATE)
+        if kept is None:  # an earlier version wrote it, or the run ended early
+            keeps = client.parts or client.keeps(self.strategy.plan(self.round, number))
+            return bool(keeps) and not (self.folder / CLIENTS).exists()
+        return count_states(self.folder) < kept
 
 
 def _check_classes(folder: Path, space: Workspace) -> None:

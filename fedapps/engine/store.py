@@ -34,6 +34,7 @@ TRAINED_ON = (  # if a device draws its test samples from all that it has
     " its own, or set split=last in all runs and append new samples, in files whose names come last"
 )
 CLIENTS = "clients"  # folder in a run directory: the states of its clients
+WITH_STATE = "clients_with_state"  # in summary.json, how many there are
 FLAT = 10_000  # up to so many clients, their folders lie side by side
 BRANCH = 1000  # otherwise, so many of them lie in a folder, such as clients/41000-41999/41730/
 
@@ -55,6 +56,11 @@ def state_folders(run: Path) -> Iterator[Path]:
     """Yield the folders of all clients that have a state in a simulated run, in any order."""
     for folder in (run / CLIENTS).glob("*"):
         yield from folder.iterdir() if "-" in folder.name else (folder,)
+
+
+def count_states(run: Path) -> int:
+    """Count the clients that have a state in a simulated run."""
+    return sum(bool(ClientStore(folder)._versions()) for folder in state_folders(run))
 
 
 @dataclass(frozen=True)

@@ -241,12 +241,32 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_due_is_whole(
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrod"])
+MISSING = "clients/ is missing or not whole; copy the whole run"
+
+
+@pytest.mark.parametrize("method", ["fedper", "pfedme"])
 def test_a_copy_without_states_scores_no_untrained_layers(method, tiny_run):
-    """Without a checkpoint, nothing else knows which clients have a state."""
+    """Without a checkpoint, only the summary knows how many clients have a state."""
     folder = tiny_run(f'strategy="{method}" checkpoint-every=0')
+    shutil.rmtree(folder / "clients" / "2")
+    assert refusal(folder, "--client", 2) == f"{folder}: {MISSING}"
     shutil.rmtree(folder / "clients")
-    assert refusal(folder, "--client", 2) == f"{folder}: clients/ is missing; copy the whole run"
+    assert refusal(folder, "--client", 2) == f"{folder}: {MISSING}"
+
+
+def test_a_copy_without_states_of_a_run_whose_clients_keep_none_is_whole(tiny_run, accuracy):
+    folder = tiny_run('strategy="fedavg" checkpoint-every=0')
+    shutil.rmtree(folder / "clients", ignore_errors=True)
+    assert 0 <= accuracy(folder, 2, folder, "--client", "2") <= 1
+
+
+@pytest.mark.parametrize("summary", ['{"finished": false}', '{"finished": true}'])
+def test_a_summary_without_the_count_of_states_is_not_needed_for_own_layers(summary, tiny_run):
+    """An earlier version wrote it, or the run ended early."""
+    folder = tiny_run('strategy="fedrod" checkpoint-every=0')
+    (folder / "summary.json").write_text(summary)
+    shutil.rmtree(folder / "clients")
+    assert refusal(folder, "--client", 2) == f"{folder}: {MISSING}"
 
 
 def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_path):
