@@ -49,7 +49,7 @@ def _check(clock: VirtualClock) -> None:
     key = 'round-mode = "async"' if clock.is_async else told[0]
     what = 'late = "later"' if clock.keeps and not clock.is_async else key
     refuse_presum(s, key)
-    if replaced(strategy, ["begin_round"]):
+    if strategy.has_channel:
         raise RunError(f"{key}: the clients of {s.strategy} work together in a round")
     if s.over_selection and replaced(strategy, ["select"]):
         raise RunError(f"{told[-1]}: {s.strategy} selects its clients itself; use 0")

@@ -12,7 +12,6 @@ from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.engine import returned, unused
-from fedapps.engine.checks import replaced
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.together import round_of, why_alone
@@ -96,7 +95,7 @@ def alone(strategy: BaseStrategy) -> str:
     """
     space, client = strategy.workspace, strategy.clients[0]
     plan = strategy.plan(1, client)
-    if replaced(strategy, ["begin_round"]):
+    if strategy.has_channel:
         return "clients train on a channel"
     own = registry.client_class(space.settings.strategy)(space, client, {})
     received = as_sent(returned.download(strategy, 1, client, plan))

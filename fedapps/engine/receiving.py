@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fedapps.core import log
 from fedapps.core.errors import DECLINED, DIVERGED
 from fedapps.core.words import some
-from fedapps.engine.checks import replaced
 from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.totals import RoundTotals
@@ -132,7 +131,7 @@ class Receiving:
                 log.info("round %s: no scores: %s", round_, whose)
             failures = told
         devices, s, so_far = bool(fleet.bound), self.strategy.settings, [*totals.failed.values()]
-        clips = not replaced(self.strategy, ["begin_round"])  # with a channel, the model is cut
+        clips = not self.strategy.has_channel  # with a channel, the model is cut
         counts = self.recovery.failures
         counts.apply(s, round_, kind, failures, asked, so_far, devices, spoilt, clips)
 

@@ -49,7 +49,7 @@ def told(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
     yield from _general(strategy.settings)
     yield from _of_data(strategy.settings, strategy.workspace.dataset)
     yield from _of_norms(strategy)
-    if not replaced(strategy, ["begin_round"]):
+    if not strategy.has_channel:
         why = f"on {strategy.settings.strategy}, whose clients need no channel"
         yield from ((key, why) for key in OF_CHANNEL)
     clients, share = len(strategy.workspace.population.training), strategy.settings.fraction_train

@@ -39,6 +39,11 @@ class Conversation:
         """Prepare a round with these clients; return their plans as they will be sent."""
         return plans
 
+    @property
+    def has_channel(self) -> bool:
+        """Whether the clients of a round train together, on a channel that `begin_round` opens."""
+        return type(self).begin_round is not Conversation.begin_round
+
     def train_nodes(self, nodes: list[int], workers: int) -> list[int]:
         """Return the SuperNodes over which the clients of a round are distributed.
 
