@@ -10,7 +10,8 @@ shows it, and `fedapps stop` ends it. Ctrl-C ends the log, but not the run.
 
 Each home folder (`--home`, Flower's FLWR_HOME) has one SuperLink with its own port, so SuperLinks
 of different homes can run side by side. Without `--home`, Flower's defaults apply: the folder is
-FLWR_HOME or ~/.flwr, and the port is FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091.
+FLWR_HOME or ~/.flwr, and the port is FLWR_LOCAL_SUPERLINK_HTTP_API_PORT or 39091. A SuperLink that
+runs in the folder is used with the port that it has.
 
     fedapps run -c 'strategy=fedper dataset=cifar10'
     fedapps run -c experiments/configs/fedrep.toml -c 'seed=1 num-rounds=50'

@@ -31,7 +31,6 @@ from fedapps.core import log as log_lines
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message as make_message
-    from flwr.cli.constant import LOCAL_SUPERLINK_HTTP_API_PORT as LOCAL_SUPERLINK_HTTP_API_PORT
     from flwr.common.config import unflatten_dict as unflatten_dict
     from flwr.common.constant import ErrorCode as ErrorCode
     from flwr.common.logger import log as log
@@ -50,7 +49,6 @@ CLOCK_AHEAD, CLOCK_BEHIND = 5, 305  # seconds; Flower refuses a device whose clo
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 TESTED = "1.41"  # the version in requirements.lock, which is known to work
 _MODULES = {
-    "flwr.cli.constant": ("LOCAL_SUPERLINK_HTTP_API_PORT",),
     "flwr.app.message": ("make_message",),
     "flwr.common.config": ("unflatten_dict",),
     "flwr.common.constant": ("ErrorCode",),

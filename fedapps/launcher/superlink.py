@@ -27,6 +27,7 @@ from fedapps.core.paths import expanded
 from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+FIXED = 39091  # what Flower takes without it
 STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
 INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
@@ -179,14 +180,7 @@ def environment(
     if own:
         with writing(log_of(home)):
             log_of(home).parent.mkdir(parents=True, exist_ok=True)
-    if home is not None and own:
         env[PORT] = str(choose_port(home, port))
-    elif port is not None:
-        env[PORT] = str(port)
-    if home is None and own:
-        from fedapps.core.flower import LOCAL_SUPERLINK_HTTP_API_PORT  # takes a second
-
-        _check_port(int(env.get(PORT) or LOCAL_SUPERLINK_HTTP_API_PORT))
     return env
 
 
@@ -246,29 +240,23 @@ def _same(one: Path, other: Path) -> bool:
     return False
 
 
-def _check_port(port: int) -> None:
-    """Raise `RunError` if the SuperLink on Flower's fixed port is somebody else's."""
-    link = superlink(None)
-    if (link is None or link.port != port) and not _free(port):
-        told = f"port {port} is in use, and not by a SuperLink of {flower_home(None)}"
-        raise RunError(f"{told}; use --home or --port")
-
-
-def choose_port(home: Path, port: int | None = None) -> int:
+def choose_port(home: Path | None, port: int | None = None) -> int:
     """Return the port of the home's SuperLink.
 
-    It is the port of a running SuperLink, or else `port`, or else one derived from the home's path.
-    Raises `RunError` if the port is in use: Flower would send the run to any SuperLink that answers
-    there.
+    It is the port of a running SuperLink, or else `port`, or else one derived from the home's path;
+    for None, Flower's fixed one. Raises `RunError` if a running one has another port than `port`,
+    or the port is in use: Flower would send the run to any SuperLink that answers there.
     """
-    link = superlink(home)
+    link, whose = superlink(home), f"SuperLink of {flower_home(home)}"
     if link is not None:
         if port not in (None, link.port):
-            raise RunError(f"the SuperLink of {home} has port {link.port}, not {port}; stop it")
+            raise RunError(f"the {whose} has port {link.port}, not {port}; stop it")
         return link.port
+    if home is None and port is None:
+        port = int(os.environ.get(PORT) or FIXED)
     if port is not None:
         if not _free(port):
-            raise RunError(f"port {port} is in use, and not by a SuperLink of {home}")
+            raise RunError(f"port {port} is in use, and not by a {whose}; use --home or --port")
         return port
     first = 20000 + zlib.crc32(str(flower_home(home)).encode()) % 10000
     return next(candidate for candidate in range(first, 32768) if _free(candidate))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from flwr.cli import constant
 from flwr.common.config import parse_config_args
 from flwr.proto.federation_config_pb2 import SimulationConfig
 
@@ -296,7 +298,8 @@ class TestHome:
         monkeypatch.setenv("FLWR_HOME", "somewhere")
         monkeypatch.delenv(superlink.PORT, raising=False)
         env = superlink.environment(None, None)
-        assert env["FLWR_HOME"] == str(tmp_path / "somewhere") and superlink.PORT not in env
+        flower = runpy.run_path(constant.__file__)["LOCAL_SUPERLINK_HTTP_API_PORT"]
+        assert (env["FLWR_HOME"], env[superlink.PORT]) == (str(tmp_path / "somewhere"), flower)
         assert superlink.flower_home(None) == tmp_path / "somewhere"
 
     def test_port_is_the_same_each_time_and_another_for_another_home(self, tmp_path):
@@ -312,12 +315,19 @@ class TestHome:
             with pytest.raises(RunError, match=f"port {first} is in use"):
                 superlink.choose_port(tmp_path, first)
 
-    def test_a_superlink_keeps_its_port(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("is_default", [False, True])
+    def test_a_superlink_keeps_its_port(self, is_default, tmp_path, monkeypatch):
+        """On another port, Flower would start a second one with the same database."""
+        home = None if is_default else tmp_path
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path) if is_default else "/somewhere")
+        monkeypatch.setenv(superlink.PORT, "20002")
+        monkeypatch.setattr(superlink, "_free", lambda port: True)
         link = SuperLink(0, 20001, superlink.bin_dir())
         monkeypatch.setattr(superlink, "superlink", lambda home: link)
-        assert superlink.choose_port(tmp_path) == 20001
-        with pytest.raises(RunError, match="has port 20001, not 5"):
-            superlink.choose_port(tmp_path, 5)
+        superlink.database_of(tmp_path).parent.mkdir()
+        assert superlink.environment(home)[superlink.PORT] == "20001"
+        with pytest.raises(RunError, match=f"SuperLink of {tmp_path} has port 20001, not 5"):
+            superlink.environment(home, 5)
 
     @pytest.fixture(params=[False, True], ids=["home", "default"])
     def there(self, request, tmp_path, monkeypatch):
