@@ -20,6 +20,7 @@ runs in the folder is used with the port that it has.
 
 import argparse
 import contextlib
+import os
 import re
 import shlex
 import sys
@@ -37,7 +38,7 @@ from fedapps.launcher import superlink
 from fedapps.launcher.flwr import Flwr
 from fedapps.launcher.inputs import FEDERATION, loggers, merged, refusal, simulation, staged
 from fedapps.launcher.outcome import NOT_BEGUN, LaunchResult, status_of
-from fedapps.launcher.superlink import PORT, database_of, environment
+from fedapps.launcher.superlink import NO_PROXY, PORT, database_of, environment
 
 PATIENCE = 180.0  # seconds to wait for an answer about a run's status
 LONG_START = 60.0  # seconds without a line of the run's process, after which this is explained
@@ -112,7 +113,9 @@ class _Target:
     def goes_on(self, run_id: int) -> str:
         """Say that a run goes on, and with which shell command to stop it."""
         env = self.flwr.env
-        own = [f"{key}={shlex.quote(env[key])}" for key in ("FLWR_HOME", PORT) if key in env]
+        direct = [name for name, _ in NO_PROXY if env.get(name) != os.environ.get(name)]
+        keys = [key for key in ("FLWR_HOME", PORT, *direct) if key in env]
+        own = [f"{key}={shlex.quote(env[key])}" for key in keys]
         words = [str(self.flwr.program), "stop", str(run_id), *self.named]
         by_hand = " ".join([*own, shlex.join(words)])
         return f"run {run_id} goes on in the background; stop it with: {by_hand}"

@@ -13,7 +13,6 @@ A run is read from its run directory, so this works on the server, during the ru
 
 import argparse
 import json
-import os
 import sys
 import textwrap
 import time
@@ -107,14 +106,14 @@ def _look(options: argparse.Namespace) -> Seen:
 def _background(options: argparse.Namespace) -> Seen:
     """Return the SuperLink in the background and its runs."""
     from fedapps.launcher.flwr import Flwr
-    from fedapps.launcher.superlink import PORT, flower_home, not_running, superlink
+    from fedapps.launcher.superlink import PORT, environment, flower_home, not_running, superlink
 
     home, link = flower_home(options.home), superlink(options.home)
     if link is None:
         told = f"{not_running(home)}; for one that config.toml names, use fedapps status NAME"
         return {"superlink": None, "runs": []}, [told]
     told = f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}"
-    env = {**os.environ, "FLWR_HOME": str(home), PORT: str(link.port)}
+    env = environment(options.home, own=False) | {PORT: str(link.port)}
     with Flwr(env, link.bin_dir) as flwr:
         runs = flwr.answer("ls", "--limit", str(options.limit))["runs"]
     about = {"port": link.port, "process": link.pid, "version": link.version}

@@ -286,9 +286,9 @@ def link(tmp_path, monkeypatch):
     program = folder / "flwr"
     program.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        f"keys = ('FLWR_HOME', {superlink.PORT!r})\n"
+        f"keys = ('FLWR_HOME', {superlink.PORT!r}, 'no_proxy')\n"
         f"open({str(tmp_path / 'asked')!r}, 'w').write("
-        "json.dumps([sys.argv[1:], [os.environ[key] for key in keys]]))\n"
+        "json.dumps([sys.argv[1:], [*map(os.environ.get, keys)]]))\n"
         f"print('Using SuperLink: local', json.dumps({LISTED!r}))\n"
     )
     found = SuperLink(4711, 21001, folder)
@@ -296,7 +296,10 @@ def link(tmp_path, monkeypatch):
     return found
 
 
-def test_status_shows_the_superlink_and_its_runs(link, tmp_path, capsys):
+def test_status_shows_the_superlink_and_its_runs(link, tmp_path, monkeypatch, capsys):
+    """Through a proxy, Flower would not reach it, and start another one."""
+    monkeypatch.setenv("http_proxy", "http://10.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", "site")
     packages = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "flwr-1.40.2.dist-info"
     packages.mkdir(parents=True)
     (packages / "METADATA").write_text("Name: flwr\nVersion: 1.40.2\n")
@@ -308,7 +311,7 @@ def test_status_shows_the_superlink_and_its_runs(link, tmp_path, capsys):
     assert running == "run 36916  running  since 2026-11-22 03:59:24Z  3 s"
     words, environment = json.loads((tmp_path / "asked").read_text())
     assert words == ["ls", "--limit", "7", "--format", "json"]
-    assert environment == [str(tmp_path / "home"), "21001"]
+    assert environment == [str(tmp_path / "home"), "21001", "site,127.0.0.1,localhost"]
 
 
 def test_status_and_stop_without_a_superlink(tmp_path, capsys):

@@ -660,8 +660,11 @@ class TestLaunch:
     @pytest.mark.parametrize(
         "when", ["Successfully started run 7", "the log was cut off; run 7 is"]
     )
-    def test_ctrl_c_says_how_to_stop_the_run(self, when, connection, flwr, tmp_path):
-        """Also while it waits for the end of a run whose log was cut off."""
+    def test_ctrl_c_says_how_to_stop_the_run(self, when, connection, flwr, tmp_path, monkeypatch):
+        """Also while it waits for the end of a run whose log was cut off, and beside a proxy."""
+        given = {"http_proxy": "http://10.0.0.1", "no_proxy": "a b", "NO_PROXY": "*"}
+        for name, hosts in given.items():
+            monkeypatch.setenv(name, hosts)
         wait = "" if "cut" in when else "; time.sleep(60)"
         said = f"print({LISTED!r}) if 'ls' in sys.argv else print('Successfully started run 7')"
         flwr(said.replace("finished:failed", "running") + wait)
@@ -676,6 +679,8 @@ class TestLaunch:
             launch.launch(EMPTY_APP, home=tmp_path, echo=echo, connection=connection)
         assert "run 7 goes on in the background" in echoed[-1]
         assert f"FLWR_HOME={tmp_path} " in echoed[-1]
+        assert " no_proxy='a b,127.0.0.1,localhost' " in echoed[-1]
+        assert "NO_PROXY=" not in echoed[-1]  # the shell has it
         assert echoed[-1].endswith(f"flwr stop 7 {connection}".strip())
 
 
