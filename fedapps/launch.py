@@ -63,25 +63,26 @@ def launch(
 ) -> LaunchResult:
     """Run the app like `flwr run`, pass each line of its log to `echo`, and return its outcome.
 
-    `connection` names a SuperLink of the home's config.toml; without it, the home's own SuperLink
-    is used, and started if necessary. Each `run_config` option is key=value pairs or the path of a
-    TOML file; a later option overrides single keys of earlier ones. `flwr` is one of the same home
-    that has run no other app; without it, one is made. Raises `RunError` if the options are not
-    valid or the SuperLink cannot be used, and `KeyboardInterrupt` on Ctrl-C, after printing how to
-    stop the run, which goes on.
+    `connection` names a SuperLink of the home's config.toml; without it, the default there is used.
+    The home's own is started if necessary. Each `run_config` option is key=value pairs or the path
+    of a TOML file; a later option overrides single keys of earlier ones. `flwr` is one of the same
+    home that has run no other app; without it, one is made. Raises `RunError` if the options are
+    not valid or the SuperLink cannot be used, and `KeyboardInterrupt` on Ctrl-C, after printing how
+    to stop the run, which goes on.
     """
     if refused := refusal(app_dir, run_config):  # sooner than Flower, and with a clearer message
         return LaunchResult(0, "not started", [], refused)
+    own = superlink.connections(home).get(connection, False)
     with contextlib.ExitStack() as stack:
         if flwr is None:
             logged = loggers(app_dir, run_config)
-            env = environment(home, port, own=not connection, loggers=logged)
+            env = environment(home, port, own=own, loggers=logged)
             # The SuperLink that `flwr run` starts keeps the working directory, which comes before
             # the app on its workers' path, so it must be a folder without code.
             local = superlink.log_of(home).parent
             flwr = stack.enter_context(Flwr(env, cwd=local if local.is_dir() else None))
         named = [connection] if connection else []
-        target = _Target(flwr, home, named, echo, app_dir, port, federation_config)
+        target = _Target(flwr, home, own, named, echo, app_dir, port, federation_config)
         options = stack.enter_context(merged(run_config))
         words = [word for option in options for word in ("--run-config", option)]
         if federation_config:
@@ -100,10 +101,11 @@ def launch(
 
 @dataclass(frozen=True)
 class _Target:
-    """Where to run: `flwr`, its home, and the `named` SuperLink (empty: the home's); and what."""
+    """Where to run: `flwr`, its home, and the `named` SuperLink (empty: the default); and what."""
 
     flwr: Flwr
     home: Path | None
+    own: bool  # it is the SuperLink that Flower starts for the home
     named: list[str]
     echo: Callable[[str], None]
     app: Path
@@ -132,8 +134,8 @@ class _Target:
         return shlex.join(["fedapps", "run", *app, *home, *port, *named, *nodes, *last])
 
     def lost(self) -> bool:
-        """Tell whether the home's own SuperLink is gone; `flwr ls` would start a new one."""
-        return self.home is not None and not self.named and superlink.superlink(self.home) is None
+        """Tell whether the home's own SuperLink was used and is gone; `flwr ls` would start one."""
+        return self.own and superlink.superlink(self.home) is None
 
 
 def _start(target: _Target, app: Path, words: Sequence[str]) -> tuple[int, list[str]]:
@@ -233,7 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connection",
         default="",
         metavar="NAME",
-        help="run on the SuperLink with this name in the home's config.toml",
+        help="run on the SuperLink with this name in the home's config.toml [its default]",
     )
 
 

@@ -126,8 +126,10 @@ def _named(options: argparse.Namespace) -> Seen:
     from fedapps.launcher.superlink import connections, environment
 
     name = options.place
-    if name not in connections(options.home):
+    if (own := connections(options.home).get(name)) is None:
         raise RunError(f"{name}: no run directory, and no SuperLink in config.toml")
+    if own:
+        return _background(options)
     with Flwr(environment(options.home, own=False)) as flwr:
         runs = flwr.answer("ls", name, "--limit", str(options.limit))["runs"]
         nodes = flwr.answer("supernode", "list", name)["nodes"]

@@ -28,6 +28,7 @@ from fedapps.launcher.processes import end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 FIXED = 39091  # what Flower takes without it
+LOCAL = (":local:", ":local-in-memory:")  # the addresses of a SuperLink that Flower starts
 STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
 INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
@@ -109,19 +110,21 @@ def flower_home(home: Path | None) -> Path:
     return expanded(str(home or os.environ.get("FLWR_HOME") or "~/.flwr")).resolve()
 
 
-def connections(home: Path | None) -> list[str]:
-    """Return the names of the SuperLinks in a home's config.toml; Flower would make this file.
+def connections(home: Path | None) -> dict[str, bool]:
+    """Tell of each SuperLink in a home's config.toml whether it is the one that Flower starts.
 
-    Raises `RunError` for a file that is no TOML.
+    The name "" stands for the default. Raises `RunError` for a file that is no TOML.
     """
     path = flower_home(home) / "config.toml"
     try:
         found = tomllib.loads(path.read_text("utf-8")).get("superlink", {})
     except FileNotFoundError:
-        return []
+        found = {"default": "local", "local": {}}  # as Flower would make it
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({one_line(str(error))})") from error
-    return [name for name, about in found.items() if isinstance(about, dict)]
+    tables = {name: about for name, about in found.items() if isinstance(about, dict)}
+    own = {name: about.get("address", LOCAL[0]) in LOCAL for name, about in tables.items()}
+    return {"": own.get(str(found.get("default")), False), **own}
 
 
 def not_running(home: Path | None) -> str:

@@ -314,6 +314,16 @@ def test_status_shows_the_superlink_and_its_runs(link, tmp_path, monkeypatch, ca
     assert environment == [str(tmp_path / "home"), "21001", "site,127.0.0.1,localhost"]
 
 
+def test_a_name_of_the_superlink_in_the_background_is_that(link, tmp_path, capsys):
+    """Flower itself would look for it at its fixed port."""
+    (tmp_path / "config.toml").write_text('[superlink.sim]\naddress = ":local:"\n')
+    shown = []
+    for place in ([], ["sim"]):
+        assert cli.main(["status", *place, "--home", str(tmp_path), "--json"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and json.loads(shown[0])["superlink"]["port"] == 21001
+
+
 def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     """Asking Flower would start one."""
     assert cli.main(["status", "--home", str(tmp_path)]) == 0

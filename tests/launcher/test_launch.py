@@ -224,7 +224,36 @@ class TestParse:
         assert inputs.simulation(given) == given.replace("ray", '"ray"')
 
 
+SITE = """
+[superlink]
+default = "{}"
+
+[superlink.site]
+address = "127.0.0.1:8000"
+
+[superlink.sim]
+address = "{}"
+
+[superlink.options]
+options.num-supernodes = 4
+"""
+
+
 class TestHome:
+    @pytest.mark.parametrize(("config", "own"), [
+        (None, {"": True, "local": True}),  # Flower makes the file
+        (SITE.format("site", ":local:"),
+         {"": False, "site": False, "sim": True, "options": True}),
+        (SITE.format("sim", ":local-in-memory:"),
+         {"": True, "site": False, "sim": True, "options": True}),
+        (SITE.format("gone", "127.0.0.1:8001"),
+         {"": False, "site": False, "sim": False, "options": True}),
+    ])  # fmt: skip
+    def test_an_address_says_whether_flower_starts_the_superlink(self, tmp_path, config, own):
+        if config:
+            (tmp_path / "config.toml").write_text(config)
+        assert superlink.connections(tmp_path) == own
+
     def test_environment(self, tmp_path, monkeypatch):
         monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", raising=False)
         env = superlink.environment(tmp_path / "home", None)
@@ -635,18 +664,42 @@ class TestLaunch:
         flwr("print('Successfully started run 7\\nrun directory: /runs/my run')")
         monkeypatch.setattr(superlink, "superlink", lambda home: None)
         monkeypatch.chdir(EMPTY_APP)
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path / "default"))
         nodes = "num-supernodes=4 client-resources-num-cpus=1"
-        for app, words, given, told in (
-            (Path(), "", "", ""),
-            (EMPTY_APP, f" {EMPTY_APP}", nodes, f" --federation-config '{nodes}'"),
+        own = f" --home {tmp_path}"
+        for app, home, words, given, told in (
+            (Path(), tmp_path, own, "", ""),
+            (Path(), None, "", "", ""),
+            (EMPTY_APP, tmp_path, f" {EMPTY_APP}{own}", nodes, f" --federation-config '{nodes}'"),
         ):
             ended = launch.launch(
-                app, federation_config=given, home=tmp_path, port=45678, echo=lambda line: None
+                app, federation_config=given, home=home, port=45678, echo=lambda line: None
             )
             assert ended.status == "lost" and ended.error.endswith(
-                f"superlink.log; resume it: fedapps run{words} --home {tmp_path} --port 45678{told}"
+                f"superlink.log; resume it: fedapps run{words} --port 45678{told}"
                 " --resume '/runs/my run'"
             )
+
+    @pytest.mark.parametrize(("default", "connection", "own"), [
+        ("site", "", False), ("site", "sim", True), ("sim", "", True), ("sim", "site", False),
+    ])  # fmt: skip
+    def test_the_superlink_of_config_toml_is_that_of_the_run(
+        self, flwr, tmp_path, monkeypatch, default, connection, own
+    ):
+        """No local one is needed for a run elsewhere; one on it has its port, and can be lost."""
+        flwr(f"""
+            import os
+            print(os.environ.get({superlink.PORT!r}), *sys.argv[3:4])
+            print({LISTED!r} if "ls" in sys.argv else "Successfully started run 7")
+        """)
+        (tmp_path / "config.toml").write_text(SITE.format(default, ":local:"))
+        monkeypatch.delenv(superlink.PORT, raising=False)
+        monkeypatch.setattr(superlink, "choose_port", lambda home, port: 20001)
+        monkeypatch.setattr(superlink, "superlink", lambda home: None)
+        ended = launch.launch(EMPTY_APP, home=tmp_path, echo=print, connection=connection)
+        words = [str(20001 if own else None), connection or "--stream"]
+        assert ended.lines[0].split() == words
+        assert ended.status == ("lost" if own else "finished:failed")
 
     def test_a_flwr_that_is_given_is_used_and_stays(self, flwr, tmp_path):
         said = f"{LISTED!r} if 'ls' in sys.argv else {FAILED_LOG!r}"
