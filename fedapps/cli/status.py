@@ -114,7 +114,7 @@ def _background(options: argparse.Namespace) -> Seen:
         return {"superlink": None, "runs": []}, [told]
     told = f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}"
     env = environment(options.home, own=False) | {PORT: str(link.port)}
-    with Flwr(env, link.bin_dir) as flwr:
+    with Flwr(env, link.bin_dir, python=link.python) as flwr:
         runs = flwr.answer("ls", "--limit", str(options.limit))["runs"]
     about = {"port": link.port, "process": link.pid, "version": link.version}
     return {"superlink": about, "runs": runs}, [told, *_runs(runs)]

@@ -1,6 +1,7 @@
 """Call Flower's command `flwr`: many times in one process, which loads Flower once."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,15 +62,21 @@ class Flwr:
 
     Most of the second that a call takes is to load Flower, so all calls share a process, which the
     first one starts in the folder `cwd`, with the Python of the environment whose programs are in
-    `folder` (None: this one). It is in a session of its own and does not get Ctrl-C. `flwr run`
-    leaves modules of its app loaded there, so one process runs one app only.
+    `folder` (None: this one), or else `python`. It is in a session of its own and does not get
+    Ctrl-C. `flwr run` leaves modules of its app loaded there, so one process runs one app only.
+    Raises `RunError` if there is no such program or Python.
     """
 
     def __init__(
-        self, env: Mapping[str, str], folder: Path | None = None, cwd: Path | None = None
-    ) -> None:
+        self, env: Mapping[str, str], folder: Path | None = None, cwd: Path | None = None,
+        python: str = "",
+    ) -> None:  # fmt: skip
         self.env, self.cwd, self.program = env, cwd, program(folder)
-        self.python = str(folder / "python") if folder else sys.executable
+        beside = str(folder / "python") if folder else sys.executable
+        found = shutil.which(beside) or shutil.which(python)
+        if found is None:
+            raise RunError(f"{folder} has no python for its flwr; install this project there")
+        self.python = found
         self.status = 0  # of the last call, as of a process
         self._process: subprocess.Popen[str] | None = None
 

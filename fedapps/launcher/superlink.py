@@ -45,6 +45,7 @@ class SuperLink:
     pid: int
     port: int
     bin_dir: Path
+    python: str = ""  # what its command line begins with
 
     @property
     def age(self) -> float:
@@ -90,7 +91,8 @@ def superlink(home: Path | None) -> SuperLink | None:
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
                 if same and process.uids().real in owners:
-                    return SuperLink(process.pid, int(options["--port"]), Path(scripts[0]).parent)
+                    folder = Path(scripts[0]).parent
+                    return SuperLink(process.pid, int(options["--port"]), folder, words[0])
     return None
 
 

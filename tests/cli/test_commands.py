@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -312,6 +313,16 @@ def test_status_shows_the_superlink_and_its_runs(link, tmp_path, monkeypatch, ca
     words, environment = json.loads((tmp_path / "asked").read_text())
     assert words == ["ls", "--limit", "7", "--format", "json"]
     assert environment == [str(tmp_path / "home"), "21001", "site,127.0.0.1,localhost"]
+
+
+def test_status_takes_the_python_of_the_superlink(link, tmp_path, monkeypatch, capsys):
+    (link.bin_dir / "python").unlink()
+    words = ["status", "--home", str(tmp_path)]
+    assert cli.main(words) == 1
+    assert capsys.readouterr().err.startswith(f"error: {link.bin_dir} has no python for its flwr")
+    found = replace(link, python=sys.executable)
+    monkeypatch.setattr(superlink, "superlink", lambda home: found)
+    assert cli.main(words) == 0
 
 
 def test_a_name_of_the_superlink_in_the_background_is_that(link, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_what_is_no_answer_is_a_line(called):
 def test_a_folder_without_flwr_is_a_line(tmp_path):
     with pytest.raises(RunError, match="has no flwr program; install this project there"):
         program(tmp_path)
+
+
+def test_programs_without_a_python_beside_them_need_that_of_the_superlink(flwr, tmp_path):
+    """As those in ~/.local/bin, of `pip install --user`."""
+    flwr("print('here')")
+    with Flwr({}, tmp_path / "bin", python=sys.executable) as found:
+        assert [*found.lines("ls")] == ["here"]
+    with pytest.raises(RunError, match=f"{tmp_path}/bin has no python for its flwr"):
+        Flwr({}, tmp_path / "bin", python=f"{tmp_path}/gone")
 
 
 def test_flower_waits_longer_for_the_superlink_that_it_starts(called):

@@ -790,7 +790,7 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         assert family.stdout is not None
         assert [family.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
         link = superlink.superlink(tmp_path)
-        assert link == SuperLink(family.pid, 21001, tmp_path)
+        assert link == SuperLink(family.pid, 21001, tmp_path, sys.executable)
         with monkeypatch.context() as patch:  # anybody can give a process these words
             patch.setattr(os, "getuid", lambda: psutil.Process(family.pid).uids().real + 1)
             assert superlink.superlink(tmp_path) is None
