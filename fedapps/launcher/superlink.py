@@ -29,7 +29,7 @@ from fedapps.launcher.processes import end, living
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 FIXED = 39091  # what Flower takes without it
 LOCAL = (":local:", ":local-in-memory:")  # the addresses of a SuperLink that Flower starts
-STARTED = 60.0  # seconds after which a SuperLink has made its database, or never will
+STARTED = 90.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
 INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
@@ -46,6 +46,7 @@ class SuperLink:
     port: int
     bin_dir: Path
     python: str = ""  # what its command line begins with
+    in_memory: bool = False  # it has no database
 
     @property
     def age(self) -> float:
@@ -91,8 +92,10 @@ def superlink(home: Path | None) -> SuperLink | None:
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
                 if same and process.uids().real in owners:
-                    folder = Path(scripts[0]).parent
-                    return SuperLink(process.pid, int(options["--port"]), folder, words[0])
+                    folder, port = Path(scripts[0]).parent, int(options["--port"])
+                    return SuperLink(
+                        process.pid, port, folder, words[0], in_memory="--database" not in words
+                    )
     return None
 
 
@@ -218,7 +221,7 @@ def _check_running(home: Path | None, loggers: str) -> None:
     other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
-    elif link.age > STARTED and not database_of(home).exists():
+    elif not link.in_memory and link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
     elif folder != own and not _same(folder, own):  # by `flwr run`, in a checkout
         problem = f"was started in {folder}, and modules there come before those of the app"

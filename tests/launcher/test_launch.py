@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from fedapps import cli, launch
 from fedapps.core.errors import RunError
 from fedapps.launcher import inputs, outcome, processes, superlink
-from fedapps.launcher.flwr import Flwr
+from fedapps.launcher.flwr import PATIENCE, Flwr
 from fedapps.launcher.superlink import SuperLink
 from tests.support import ROOT
 
@@ -430,11 +431,13 @@ class TestHome:
     ):
         """Such a run waited for ever. One that has just begun has no database yet, either."""
         link = SuperLink(1, 20001, superlink.bin_dir())  # process 1 is as old as the machine
+        assert superlink.STARTED >= PATIENCE  # Flower still waits for one of this age
         monkeypatch.setattr(superlink, "STARTED", link.age + 60)
         assert there(link)
         monkeypatch.setattr(superlink, "STARTED", link.age - 1)
         with pytest.raises(RunError, match=f"has lost its database.*{there.end}"):
             there(link)
+        assert there(replace(link, in_memory=True))
 
     @pytest.mark.parametrize("is_default", [False, True])
     def test_a_database_that_another_machine_uses_is_refused(
@@ -784,13 +787,14 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         f"{nap}\n"
     )
     command = [sys.executable, program, "--port", "21001", "--log-file", log_file]
+    command += ["--database", "state.db"] * (not ignores)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
     family = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
     try:
         assert family.stdout is not None
         assert [family.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
         link = superlink.superlink(tmp_path)
-        assert link == SuperLink(family.pid, 21001, tmp_path, sys.executable)
+        assert link == SuperLink(family.pid, 21001, tmp_path, sys.executable, in_memory=ignores)
         with monkeypatch.context() as patch:  # anybody can give a process these words
             patch.setattr(os, "getuid", lambda: psutil.Process(family.pid).uids().real + 1)
             assert superlink.superlink(tmp_path) is None
