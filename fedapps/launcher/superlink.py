@@ -31,7 +31,7 @@ FIXED = 39091  # what Flower takes without it
 LOCAL = (":local:", ":local-in-memory:")  # the addresses of a SuperLink that Flower starts
 STARTED = 90.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
-INHERITED = ("CUDA_VISIBLE_DEVICES", log.LEVEL)
+INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", log.LEVEL)
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
 STORE = "MLFLOW_TRACKING_URI"
 RELATIVE = re.compile(r"(sqlite:///|file:)?(?!/|databricks|uc$)[^:]+")  # a store in a folder

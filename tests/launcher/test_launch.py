@@ -391,6 +391,8 @@ class TestHome:
          "was started with another FEDAPPS_LOG, WANDB_MODE, which would still count"),
         ("local-superlink", {"CUDA_VISIBLE_DEVICES": "7"}, "",
          "was started with another CUDA_VISIBLE_DEVICES, which would still count"),
+        ("local-superlink", {"RAY_ADDRESS": "10.0.0.1:6379"}, "",
+         "was started with another RAY_ADDRESS, which would still count"),
     ])  # fmt: skip
     def test_a_superlink_that_was_started_otherwise_is_refused(
         self, there, tmp_path, monkeypatch, folder, variables, loggers, problem
