@@ -34,7 +34,8 @@ STARTED = 90.0  # seconds after which a SuperLink has made its database, or neve
 INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", log.LEVEL)
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
 STORE = "MLFLOW_TRACKING_URI"
-RELATIVE = re.compile(r"(sqlite:///|file:)?(?!/|databricks|uc$)[^:]+")  # a store in a folder
+# a store in a folder
+RELATIVE = re.compile(r"(sqlite(\+\w+)?:///|file:)?(?!/|databricks|uc$)[^:]+")
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 

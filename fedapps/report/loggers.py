@@ -68,10 +68,10 @@ def _place_of_files(store: str, run: Path) -> str | None:
     A database does not: MLflow would take the working directory, which for a run on Ray is that of
     the SuperLink.
     """
-    kind, _, path = store.partition("://")
+    kind, _, path = store.partition("?")[0].partition("://")
     if not store:
         return (run / "mlflow").as_uri()
-    if kind == "sqlite":
+    if kind.startswith("sqlite"):
         return (Path(path[1:]).absolute().parent / "mlruns").as_uri()
     if kind.startswith(("postgresql", "mysql", "mssql")):
         return (run.parent / "mlruns").as_uri()

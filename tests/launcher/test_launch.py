@@ -414,7 +414,8 @@ class TestHome:
 
     @pytest.mark.parametrize(("uri", "refused"), [
         ("sqlite:///mlflow.db", True), ("./mlruns", True), ("file:mlruns", True),
-        ("mlruns", True), ("~/mlruns", True),
+        ("mlruns", True), ("~/mlruns", True), ("sqlite+pysqlite:///mlflow.db", True),
+        ("sqlite+pysqlite:////disk/mlflow.db", False),
         ("sqlite:////disk/mlflow.db", False), ("/disk/mlruns", False), ("", False),
         ("file:///disk/mlruns", False), ("file:/disk/mlruns", False), ("databricks", False),
         ("http://127.0.0.1:5000", False), ("postgresql://host/runs", False),

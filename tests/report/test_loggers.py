@@ -112,6 +112,7 @@ def test_mlflow_reads_the_rows_of_the_tables(logged, figures, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("store", "place"), [
     ("", "/runs/a/mlflow"), ("sqlite:////home/me/all.db", "/home/me/mlruns"),
+    ("sqlite+pysqlite:////home/me/all.db?cache=/a/b", "/home/me/mlruns"),
     ("postgresql+psycopg2://me@there/all", "/runs/mlruns"), ("https://there", None),
 ])  # fmt: skip
 def test_no_files_of_mlflow_are_in_the_working_directory(store, place):
