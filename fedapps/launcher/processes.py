@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -19,6 +20,13 @@ def living() -> Iterator[psutil.Process]:
         if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             process.info["cmdline"] = process.info["cmdline"] or []  # None for other users'
             yield process
+
+
+def elsewhere(pid: int) -> bool:
+    """Tell whether a process is in a container, whose folders only have the names of those here."""
+    with suppress(OSError):  # it is gone, somebody else's, or on a system without /proc
+        return not Path(f"/proc/{pid}/root").samefile("/")
+    return False
 
 
 def end(roots: Iterable[int]) -> bool:

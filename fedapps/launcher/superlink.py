@@ -24,7 +24,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import writing
 from fedapps.core.flower import bin_dir
 from fedapps.core.paths import expanded
-from fedapps.launcher.processes import end, living
+from fedapps.launcher.processes import elsewhere, end, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 FIXED = 39091  # what Flower takes without it
@@ -92,7 +92,7 @@ def superlink(home: Path | None) -> SuperLink | None:
             options = dict(itertools.pairwise(words))
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
-                if same and process.uids().real in owners:
+                if same and process.uids().real in owners and not elsewhere(process.pid):
                     folder, port = Path(scripts[0]).parent, int(options["--port"])
                     return SuperLink(
                         process.pid, port, folder, words[0], in_memory="--database" not in words
@@ -277,7 +277,8 @@ def _orphans(home: Path) -> Iterator[int]:
         programs = {Path(word).name for word in process.info["cmdline"][:2]}
         if programs & {"flower-superexec", "flwr-simulation"}:
             with contextlib.suppress(psutil.Error):  # gone, or another user's
-                if process.environ().get("FLWR_HOME") == str(home):
+                own = process.environ().get("FLWR_HOME") == str(home)
+                if own and not elsewhere(process.pid):
                     yield process.pid
 
 

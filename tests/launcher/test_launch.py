@@ -804,6 +804,11 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
             log_file.parent.mkdir()
             log_file.touch()  # it belongs to who runs the process, as for root with a user's home
             assert superlink.superlink(tmp_path) == link
+        with monkeypatch.context() as patch:  # as of a container that has a home of this name
+            patch.setattr(Path, "samefile", lambda root, ours: False)
+            assert superlink.superlink(tmp_path) is None and superlink.stop(tmp_path) is False
+            patch.setattr(Path, "samefile", lambda root, ours: root.joinpath("gone").stat())
+            assert superlink.superlink(tmp_path) == link  # nothing is known about its root
         children = [p.pid for p in processes.living() if p.ppid() == family.pid]
         assert len(children) == 2
         assert superlink.stop(tmp_path) is True
@@ -814,6 +819,17 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
         for process in (family, bystander):
             process.kill()
             process.wait()
+
+
+def test_stop_ends_what_a_killed_superlink_left_but_nothing_of_a_container(tmp_path, monkeypatch):
+    program = tmp_path / "flower-superexec"
+    program.write_text("input()")
+    env = os.environ | {"FLWR_HOME": str(tmp_path)}
+    with subprocess.Popen([sys.executable, program], env=env, stdin=subprocess.PIPE) as left:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "samefile", lambda root, ours: False)
+            assert superlink.stop(tmp_path) is False and left.poll() is None
+        assert superlink.stop(tmp_path) is True and left.wait() == -signal.SIGTERM
 
 
 @pytest.mark.slow
