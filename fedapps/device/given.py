@@ -1,5 +1,6 @@
 """Samples that a program gives to predict, written to a file as a user's own would be."""
 
+import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     if names and hasattr(x, "to_csv"):
         if x.ndim == 1 and x.name not in names:
             raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")
-        x.to_csv(folder / "x.csv", index=False)
+        # pandas by itself quotes no text with a lone \r, which ends a line, or a blank before it
+        x.to_csv(folder / "x.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
         return folder / "x.csv"
     try:
         values = _array(x)

@@ -2,6 +2,7 @@
 
 import unicodedata
 from dataclasses import replace
+from types import SimpleNamespace as Namespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from fedapps.data import load, unlabelled
 from fedapps.data.forms import frames
 from fedapps.data.forms.form import Form
 from fedapps.data.spec import FLOAT, WHOLE, Spec
+from fedapps.device import given
 from fedapps.tasks import specs_of_devices, task_for
 from tests.support.marks import extra
 
@@ -89,6 +91,22 @@ def test_long_cells_in_two_files_that_are_read_at_once(tmp_path):
     a, b = (frames._rows(tmp_path / name) for name in ("a.csv", "b.csv"))
     assert [next(a), next(b), *a] == [(1, ["text"]), (1, ["text"]), (2, ["short"])]
     assert [len(cells[0]) for _, cells in b] == [5, 140_000]
+
+
+def test_texts_of_a_data_frame_are_read_as_they_are(tmp_path):
+    """A row stays one, whatever its text holds, or a column that the model does not take."""
+    texts = ["one\rtwo", "  hello", "NA", 'x "y"', "a\nb\r\n", "7", "1"]
+    notes = ["ok", "seen\rtwice", None, 1.5, True, "ok", ","]
+    frame = pd.DataFrame({"text": texts, "notes": notes, "n": np.float32([0.1, *[np.nan] * 6])})
+    for columns in (["text"], ["notes", "text", "n"], ["n", "text", "notes"]):
+        about = Namespace(columns="text", inputs=Spec((8,), WHOLE, 256))
+        path = given.save(frame[columns], tmp_path, about)
+        rows = unlabelled(path, about.inputs, "text", copy=True)
+        found = rows.read(np.arange(rows.starts[-1])).tolist()
+        assert found == [by_hand(text, 8) for text in texts]
+    path = given.save(frame, tmp_path, Namespace(columns="n"))
+    rows = unlabelled(path, Spec((1,), FLOAT), "n", gaps=True, copy=True)
+    np.testing.assert_array_equal(rows.read(np.arange(7))[:, 0], frame.n)
 
 
 @pytest.mark.parametrize("length", [2, 4, 6])
