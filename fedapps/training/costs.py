@@ -89,7 +89,7 @@ class Profile:
 
     model: nn.Module
     layout: Layout
-    example: Callable[[], Tensor]  # makes an input of `SAMPLES` samples, all zero
+    example: Callable[[], Tensor]  # makes an input of `SAMPLES` equal samples
     shapes: dict[str, tuple[int, ...]]
     lone: dict[str, bool]
     of_batch: frozenset[str] = frozenset()
@@ -204,11 +204,12 @@ def _attention_macs(module: nn.MultiheadAttention, x: Tensor) -> int:
 
 @torch.no_grad()
 def profile(
-    model: nn.Module, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    model: nn.Module, layout: Layout, shape: tuple[int, ...], token: int | None = None
 ) -> Profile:
-    """Describe `model` by running it once, in eval mode, on samples of `shape` and `dtype`.
+    """Describe `model` by running it once, in eval mode, on samples of `shape`.
 
-    Its state stays as it is. Without a `dtype`, samples are floats.
+    Its state stays as it is. Samples are zeros, or repeat a `token`: one that does not fill texts
+    up, because a model can leave out what is filled up.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     lone, of_batch = dict.fromkeys(layout.names, False), set[str]()
@@ -225,7 +226,8 @@ def profile(
     handles = [module.register_forward_pre_hook(see, with_kwargs=True) for module in norms]
     model.eval()
     device = next(model.parameters()).device
-    example = partial(torch.zeros, (SAMPLES, *shape), dtype=dtype, device=device)
+    value = 0.0 if token is None else token
+    example = partial(torch.full, (SAMPLES, *shape), value, device=device)
     x = example()
     if layout.can_be_cut:
         for name in layout.names:

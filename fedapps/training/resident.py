@@ -129,8 +129,8 @@ def resident_model(settings: Settings, data: RunData) -> ResidentModel:
     module.to(data.torch_device)
     state = module.state_dict()  # where the model is, so that no visit copies it there
     counters = {key: value.clone() for key, value in state.items() if key not in initial}
-    dtype = torch.int64 if inputs.is_whole else None
-    facts = profile(module, layout, inputs.shape, dtype)
+    token = inputs.choices // 2 if inputs.is_whole else None  # the first or last one can be a fill
+    facts = profile(module, layout, inputs.shape, token)
     return ResidentModel(module, layout, facts, initial, counters, source, fresh)
 
 

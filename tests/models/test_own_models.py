@@ -63,6 +63,29 @@ EXPERTS = NET.replace(
         y[few] = self.mid(x[few])
         return self.fc(y if few.any() else x)""",
 )
+PACKED = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+takes = "tokens"
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.embed = nn.Embedding(inputs.choices, 4)
+        self.mix = nn.GRU(4, 4, batch_first=True)
+        self.fc = nn.Linear(4, outputs.shape[-1])
+
+    def forward(self, x):
+        y, there = self.embed(x), x != 0
+        lengths = there.sum(1).cpu()
+        y = pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False)
+        return self.fc(self.mix(y)[1][-1])
+
+def make(inputs, outputs):
+    return Net(inputs, outputs)
+"""
 NO_GRADIENT = "no gradient in 130 random samples"
 RUN = "num-rounds=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1 num-clients=4"
 INPUTS, OUTPUTS = Spec((5,)), 3
@@ -439,6 +462,7 @@ EACH_STEP = NET.replace("inputs.size", "1 if inputs.is_whole else inputs.shape[-
     (EACH_STEP, ["--targets", "steps", "--shape", "8,2"], "learns series [8, 2] with body, head"),
     (TABLES, ["--targets", "numbers", "--shape", "7"], "learns tables [7] with body, head"),
     (TABLES, ["--targets", "truths", "--shape", "7"], "learns tables [7] with body, head"),
+    (PACKED, [], "learns tokens [64] with embed, mix, fc"),
 ])  # fmt: skip
 def test_the_command_tries_models_for_targets_of_each_kind(
     mine, capsys, monkeypatch, text, words, told

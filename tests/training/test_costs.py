@@ -21,9 +21,9 @@ SHAPES = {
 CASES = ["all", "head", "body", "middle"]
 
 
-def described(model, shape):
+def described(model, shape, token=None):
     """The profile of a model whose last layer is the head."""
-    return profile(model, layout_of(model, 1, "shared", False), shape)
+    return profile(model, layout_of(model, 1, "shared", False), shape, token)
 
 
 @cache
@@ -284,6 +284,30 @@ def test_how_a_module_is_called_or_parametrized_changes_no_count(unusual, plain)
 
     assert counted(unusual()) == counted(plain())
     assert min(counted(plain())) > 0
+
+
+class Padded(nn.Module):
+    """A recurrent layer over the tokens of texts that end where `fill` begins."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.embed, self.steps = nn.Embedding(9, 4), nn.GRU(4, 8, batch_first=True)
+        self.fill = fill
+
+    def forward(self, x):
+        lengths = (x != self.fill).sum(1)
+        x = self.embed(x)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)  # none may be 0
+        return self.steps(packed)[1][-1]
+
+
+@pytest.mark.parametrize("fill", [0, 1, 8])
+def test_texts_count_as_if_nothing_filled_them_up(fill):
+    """Whichever token fills: the first one, as in a table, or that of somebody's tokenizer."""
+    facts = described(nn.Sequential(Padded(fill), nn.Linear(8, 3)), (7,), token=4)
+    steps, head = 7 * 3 * (4 * 8 + 8 * 8), 8 * 3
+    assert facts.forward_macs(("0", "1")) == steps + head
+    assert facts.step_macs(("0", "1"), "0") == 3 * steps + 3 * head
 
 
 def test_counting_leaves_modes_and_frozen_layers_as_they_are():

@@ -135,8 +135,8 @@ def trainer_of(name, statistics="", adapters=0, **options):
         add_adapters(model, adapters, 4.0, (), ("fc",), 0)
     model.to(memory_format=torch.channels_last)
     layout = layout_of(model, 1, "shared", False)
-    dtype = torch.int64 if inputs.is_whole else None
-    return Trainer(profile(model, layout, inputs.shape, dtype), 8, **options)
+    token = 1 if inputs.is_whole else None
+    return Trainer(profile(model, layout, inputs.shape, token), 8, **options)
 
 
 def stages_of(trainer, changes):
@@ -370,7 +370,7 @@ def test_a_model_whose_parameters_have_hooks_is_not_stacked(hook):
 def test_embeddings_with_gradients_of_their_own_kind_are_not_stacked(option, problem):
     """The check draws neither token 5 nor batches of different sizes."""
     model = nn.Sequential(nn.Embedding(11, 3, **option), nn.Flatten(), nn.Linear(18, 5))
-    trainer = Trainer(profile(model, layout_of(model, 1, "shared", False), (6,), torch.int64), 8)
+    trainer = Trainer(profile(model, layout_of(model, 1, "shared", False), (6,), 1), 8)
     found = Group(trainer, 2, {}).problem
     assert problem in found and bool(found) == bool(problem)
 
