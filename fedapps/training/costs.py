@@ -152,7 +152,10 @@ class Profile:
         x = self.example() if first else self._zeros(layers[0])
         if below and x.is_floating_point():
             x = x.requires_grad_().clone()  # a leaf cannot be changed in place
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(value=False)  # its nested tensors have no shape
         run(self.model, x, layers)
+        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
         return macs

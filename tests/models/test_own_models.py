@@ -86,6 +86,28 @@ class Net(nn.Module):
 def make(inputs, outputs):
     return Net(inputs, outputs)
 """
+MASKED = """
+import torch
+from torch import nn
+
+takes = "tokens"
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.embed = nn.Embedding(inputs.choices, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.mix = nn.TransformerEncoder(layer, 1)
+        self.fc = nn.Linear(4, outputs.shape[-1])
+
+    def forward(self, x):
+        there = (x != 0)[..., None]
+        y = self.mix(self.embed(x), src_key_padding_mask=x == 0) * there
+        return self.fc(y.sum(1) / there.sum(1))
+
+def make(inputs, outputs):
+    return Net(inputs, outputs)
+"""
 NO_GRADIENT = "no gradient in 130 random samples"
 RUN = "num-rounds=2 fraction-train=1.0 local-epochs=1 finetune-epochs=1 num-clients=4"
 INPUTS, OUTPUTS = Spec((5,)), 3
@@ -463,6 +485,7 @@ EACH_STEP = NET.replace("inputs.size", "1 if inputs.is_whole else inputs.shape[-
     (TABLES, ["--targets", "numbers", "--shape", "7"], "learns tables [7] with body, head"),
     (TABLES, ["--targets", "truths", "--shape", "7"], "learns tables [7] with body, head"),
     (PACKED, [], "learns tokens [64] with embed, mix, fc"),
+    (MASKED, [], "learns tokens [64] with embed, mix, fc"),
 ])  # fmt: skip
 def test_the_command_tries_models_for_targets_of_each_kind(
     mine, capsys, monkeypatch, text, words, told

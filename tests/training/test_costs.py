@@ -310,6 +310,31 @@ def test_texts_count_as_if_nothing_filled_them_up(fill):
     assert facts.step_macs(("0", "1"), "0") == 3 * steps + 3 * head
 
 
+class Masked(nn.Module):
+    """A transformer over the tokens of texts that a 0 fills up, or over whole ones."""
+
+    def __init__(self, fills):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.mix = nn.TransformerEncoder(layer, 1)
+        self.fills = fills
+
+    def forward(self, x):
+        mask = x == 0 if self.fills else None
+        return self.mix(self.embed(x), src_key_padding_mask=mask).mean(1)
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_attention_with_a_mask_is_counted(fills):
+    """In eval mode, torch has a faster path of its own for it, whose tensors have no shape."""
+    facts = described(nn.Sequential(Masked(fills), nn.Linear(4, 3)), (7,), token=4)
+    steps = 7 * (4 * 4 * 4 + 2 * 4 * 8) + 2 * 7 * 7 * 4
+    assert facts.forward_macs(("0", "1")) == steps + 4 * 3
+    assert facts.step_macs(("0", "1"), "0") == 3 * (steps + 4 * 3)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_counting_leaves_modes_and_frozen_layers_as_they_are():
     """A method asks in its hooks; only the first client of a process would find another model."""
     model = build("resnet18", SHAPES["resnet18"], 10, seed=0)
