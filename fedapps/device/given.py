@@ -24,6 +24,8 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     """
     names = [column.name for column in columns.parsed(about.columns)] if about.columns else []
     cure = f"give a data frame with the columns {some(names)}"
+    if names and not hasattr(x, "to_csv") and hasattr(x, "to_pandas"):  # of Arrow, or Polars
+        x = x.to_pandas()
     if names and hasattr(x, "to_csv"):
         if x.ndim == 1 and x.name not in names:
             raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")

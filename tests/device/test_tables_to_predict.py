@@ -13,6 +13,7 @@ from fedapps.cli import predict
 from fedapps.core.errors import RunError
 from fedapps.data.spec import Spec
 from fedapps.device import personalized, predictions
+from tests.support.marks import extra
 
 KEYS = 'partitioner="natural" num-clients=0 client-column="who" model="mlp" num-rounds=1'
 
@@ -54,6 +55,17 @@ def test_rows_that_are_no_data_frame_are_told(run, table):
     alone = run('columns="x"')
     wanted = alone.predict(None, x[["x"]])
     np.testing.assert_array_equal(alone.predict(None, x["x"]), wanted)
+
+
+@pytest.mark.parametrize("other", ["z", "mood"])
+def test_the_columns_of_an_arrow_table_go_by_name(other, run, table, tmp_path):
+    """So do those of a frame of Polars, which has no `to_csv`, but `to_pandas`, either."""
+    arrow, table = extra("pyarrow"), table.assign(z=np.arange(120) / 9)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    study = run(f'columns="x,{other}{"=up|down" * (other == "mood")}"')
+    asked = table[[other, "x"]].tail(5)
+    found = study.predict(None, arrow.Table.from_pandas(asked))
+    np.testing.assert_array_equal(found, study.predict(None, asked))
 
 
 def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys):
