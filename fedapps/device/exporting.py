@@ -5,6 +5,8 @@ python -m fedapps export DIR --output model.pt2
 
 import importlib.util
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
 from fedapps.device.personalized import Personalized, packed
 from fedapps.models.own import random_samples
@@ -24,7 +26,8 @@ def export(model: Personalized, path: Path) -> None:
     """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
 
     Models in .pt2 and .onnx take what `Personalized` takes, with any batch size n.
-    Raises `RunError` for another suffix, a missing package, or a file that cannot be written.
+    Raises `RunError` for another suffix, a missing package, a model that torch cannot trace, or a
+    file that cannot be written.
     """
     writers = {".safetensors": _safetensors, ".pt2": _program, ".onnx": _onnx}
     if path.suffix not in writers:
@@ -51,7 +54,7 @@ def _program(model: Personalized, path: Path) -> None:
 
 def _onnx(model: Personalized, path: Path) -> None:
     about, traced = model.about, _traced(model)
-    with warnings.catch_warnings():
+    with _tracing(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
             traced,
@@ -64,8 +67,20 @@ def _onnx(model: Personalized, path: Path) -> None:
     program.save(path)
 
 
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Raise `RunError` for an error of any kind, in whose first line torch says what is wrong."""
+    try:
+        yield
+    except Exception as error:
+        needs = ".pt2 and .onnx need a model that torch can trace for any number of samples"
+        first = one_line(str(error).strip().partition("\n")[0])
+        cure = "in forward, write x.shape[0] for len(x), or export .safetensors"
+        raise RunError(f"--output: {needs} ({type(error).__name__}: {first}); {cure}") from error
+
+
 def _traced(model: Personalized) -> torch.export.ExportedProgram:
-    with warnings.catch_warnings():
+    with _tracing(), warnings.catch_warnings():
         # a GRU notes its weights again while it is traced, and they are the same
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
         program = torch.export.export(model, (_example(model),), dynamic_shapes=BATCH)

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file
+from torch import nn
 
 from fedapps.__main__ import main
 from fedapps.cli import predict
@@ -237,6 +238,41 @@ def test_a_program_that_the_disk_does_not_take_is_a_line(trained, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not [*tmp_path.glob("*.pt2*")]
+
+
+class Rows(nn.Module):
+    """Takes the values of a sample, row by row of the batch, in one of three ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        y = x.flatten(1)
+        if self.how == "value":
+            return y if y.sum() > 0 else -y
+        return y[torch.arange(len(x) if self.how == "len" else x.shape[0])]
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ("len", r"\w+: .*\bbatch\b.*"),
+    ("value", r"\w+: .*\bdata-dependent\b.*"),
+    ("shape", ""),
+])  # fmt: skip
+def test_a_model_that_cannot_be_traced_is_a_line(how, why, trained, tmp_path):
+    """And one that asks for the number of samples as torch wants it can be."""
+    model = personalized.Personalized(Rows(how), trained[0].about)
+    exporting.export(model, tmp_path / "model.safetensors")
+    if not why:
+        exporting.export(model, tmp_path / "model.pt2")
+        program, pixels = torch.export.load(tmp_path / "model.pt2").module(), torch.rand(5, 1, 8, 8)
+        torch.testing.assert_close(program(pixels), model(pixels))
+        return
+    needs = "--output: .pt2 and .onnx need a model that torch can trace for any number of samples"
+    cure = r"in forward, write x\.shape\[0\] for len\(x\), or export \.safetensors"
+    with pytest.raises(RunError, match=rf"^{needs} \({why}\); {cure}$"):
+        exporting.export(model, tmp_path / "model.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
