@@ -45,7 +45,8 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         raise MisfitError(f'{path}: {rule}="{found.columns}"', hint)
     if replace(found.inputs, choices=inputs.choices) != inputs:
         raise _misfit(path, f"{found.inputs}; the run has {inputs} (input-shape)")
-    if found.names and not targets.is_whole and not found.targets.shape:
+    in_targets = found.names and not found.named and not found.targets.shape
+    if in_targets and not targets.is_whole:
         named, needs = f"classes ({some(found.names)})", "the run needs numbers (task)"
         raise MisfitError(f"{path}: targets are {named}; {needs}", f"targets are texts; {needs}")
     if found.targets.shape != targets.shape or targets.is_whole > found.targets.is_whole:
@@ -58,7 +59,8 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         check_pixels(found.rows)
     else:
         check_finite(found)
-    own = () if targets.shape and kind_of(path) != ".npz" else found.names
+    are_labels = targets.choices <= 2 and kind_of(path) == ".npz"  # a table's have those of columns
+    own = found.names if classes or (targets.is_whole and are_labels) else ()
     if own and [*own] != [*names]:
         rest = f"the run has {','.join(names)} (class-names)"
         told = f"class_names are {','.join(own)}; {rest}"

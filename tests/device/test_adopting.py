@@ -244,3 +244,20 @@ def test_tokens_are_held_against_the_tokens_of_the_run_and_labels_against_its_la
         with pytest.raises(RunError, match=told):
             adopted(folder, data)
         array.flat[-1] = old
+
+
+@pytest.mark.parametrize("task", ["tokens", "regression"])
+def test_names_beside_targets_that_are_no_classes_are_not_compared(
+    task, serial_run, adopted, tmp_path
+):
+    """The file that the run was trained on, as it is; its names say nothing of its targets."""
+    inputs, targets = kinds.arrays(task)
+    targets = np.abs(targets * 10).astype(np.int64) if task == "regression" else targets
+    names = [f"w{number}" for number in range(int(max(targets.max(), inputs.max())) + 1)]
+    data = tmp_path / "run.npz"
+    np.savez(data, inputs=inputs, targets=targets, class_names=names)
+    options = f'dataset="{data}" task="{task}" partitioner="iid" num-clients=4 num-rounds=1'
+    model = "transformer-tiny" if task == "tokens" else "mlp"
+    more = 'strategy="fedavg" unseen-clients="3" min-samples=4 local-epochs=1'
+    folder = serial_run(options, f'{more} model="{model}"')
+    assert adopted(folder, data)[0].startswith("fedavg, ")
