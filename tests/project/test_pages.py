@@ -470,9 +470,12 @@ def test_the_page_of_data_names_every_set_and_its_example_is_a_data_set(tmp_path
     assert (found.classes, found.shape, found.num_train) == (3, (1, 28, 28), 450)
     assert (str(table.inputs), table.num_train) == ("float32 samples of shape [13]", 450)
     notes, writing = (load(str(tmp_path / f"{name}.npz"), "") for name in ("notes", "writing"))
-    letters = {*"He coughs at night. She sleeps well."}
+    texts = "He coughs at night.", "She sleeps well."
+    letters = sorted({*"".join(texts)})
     assert notes.inputs.choices == writing.targets.choices == len(letters)
-    assert (notes.shape, notes.classes, writing.targets.shape) == ((41,), 2, (40,))
+    assert (notes.shape, notes.classes, writing.targets.shape) == ((41,), 2, (6,))
+    for row in writing.target_values:  # nothing that fills up is a target
+        assert any("".join(letters[number] for number in row) in text for text in texts)
     for data, model, task in ((notes, "transformer-tiny", "classification"),
                               (writing, "lstm-char", "tokens")):  # fmt: skip
         space = Workspace(config.read(config.parse([
