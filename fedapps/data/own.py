@@ -124,7 +124,7 @@ def unlabelled(
 
         file = File(path, copy=copy)
         if inputs.is_whole:
-            values = texts.unlabelled(file, columns, inputs.shape[0])
+            values, told = texts.unlabelled(file, columns, inputs.shape[0])
         else:
             values, told = asked.read(file, columns, inputs.shape, gaps, client_column)
         arrays = {word: held(path, word, values)}

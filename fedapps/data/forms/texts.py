@@ -28,17 +28,15 @@ def read(rows: Rows, chosen: Sequence[Column], form: Form) -> tuple[np.ndarray, 
         raise RunError(f"{path}: column {name} holds numbers; text-length is for texts")
     written = _bytes(rows, name)
     if not form.next_token:
-        if long := sum(len(text) > length for text in written):
-            rest = f"are longer than {length} bytes (text-length), and cut"
-            told.append(f"{long} of {number(len(written), 'text')} {rest}")
-        return filled(written, length), rows, told
+        found, long = filled(written, length)
+        return found, rows, told + long
     found, owners = pieces(written, length, path)
     cut = f"{number(len(found), 'piece')} of {length} bytes, of {number(len(written), 'text')}"
     return found, rows.take(owners), [*told, cut]
 
 
-def unlabelled(file: File, rule: str, length: int) -> np.ndarray:
-    """Read the column of texts that `rule` names, without targets: uint8 [N, length]."""
+def unlabelled(file: File, rule: str, length: int) -> tuple[np.ndarray, list[str]]:
+    """Read the column of texts that `rule` names, without targets, as `filled` returns them."""
     (column,) = parsed(rule)
     names, kept = [column.name], {column.name: MISSING[1:]}
     rows = Rows.of(frames_of([file.path], names, names, kept, names), [file], kept)
@@ -46,10 +44,16 @@ def unlabelled(file: File, rule: str, length: int) -> np.ndarray:
     return filled(_bytes(rows, column.name), length)
 
 
-def filled(texts: Sequence[bytes], length: int) -> np.ndarray:
-    """Return the first `length` bytes of each text, uint8 [N, T]; zeros fill a shorter one up."""
+def filled(texts: Sequence[bytes], length: int) -> tuple[np.ndarray, list[str]]:
+    """Return the first `length` bytes of each text, uint8 [N, T], and what to tell.
+
+    Zeros fill a shorter text up.
+    """
+    long = sum(len(text) > length for text in texts)
+    rest = f"are longer than {length} bytes (text-length), and cut"
     rows = [text[:length].ljust(length, b"\0") for text in texts]
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(texts), length)
+    values = np.frombuffer(b"".join(rows), np.uint8).reshape(len(texts), length)
+    return values, [f"{long} of {number(len(texts), 'text')} {rest}"] * bool(long)
 
 
 def pieces(texts: Sequence[bytes], length: int, path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -245,8 +245,8 @@ def test_several_columns_of_texts_are_refused_before_a_device_reads_them():
     assert str(error.value) == f'columns = "text,mood": {rule}'
 
 
-def test_a_run_on_texts_predicts_texts(tmp_path, monkeypatch, no_plots):
-    """In a simulation; a table to predict has no target."""
+def test_a_run_on_texts_predicts_texts(tmp_path, monkeypatch, no_plots, caplog):
+    """In a simulation; a table to predict has no target. It says how many texts are cut."""
     texts = [f"{word} {number}" for number in range(40) for word in ("lovely", "awful", "?")]
     moods = ["good", "bad", "bad"] * 40
     frame = pd.DataFrame({"text": texts, "mood": moods, "who": ["a", "a", "a", "b", "b", "b"] * 20})
@@ -260,7 +260,11 @@ def test_a_run_on_texts_predicts_texts(tmp_path, monkeypatch, no_plots):
     )  # fmt: skip
     assert run.summary["accuracy_personalized"] > 0.9
     asked = pd.DataFrame({"text": ["lovely 41", "awful 41", "?"]})
+    caplog.clear()
     names = [run.class_names[label] for label in run.predict("a", asked)]
     assert names == ["good", "bad", "bad"]
+    assert caplog.messages == ["1 of 3 texts are longer than 8 bytes (text-length), and cut"]
+    run.predict("a", asked[1:])
+    assert len(caplog.messages) == 1
     x, y = run.samples("a")
     assert (run.predict("a", x) == y).mean() > 0.9
