@@ -127,7 +127,7 @@ def test_every_cell_of_every_table_is_a_valid_run_config():
             readings.check(reads, columns)
 
 
-# Their results were published before this was noticed; the pages say how many trials differ.
+# Their results were published before this was noticed; the pages say which trials are the same.
 SEARCHED_IN_VAIN = {
     ("benchmark-digits", "fedas", "finetune-epochs"),
     ("benchmark-digits", "fedrep", "local-epochs"),
