@@ -36,7 +36,7 @@ class FedAP(LateMixing):
     sends_its_model = False
     needs_norms = True
     in_eval_mode = ("train",)
-    by_client = (*LateMixing.by_client, "known", "inputs/")
+    by_client = ("known", "inputs/")
     options: Settings
 
     def setup(self) -> None:

@@ -85,7 +85,7 @@ class FedCMD(WarmUp, KeepsLast):
     citation = "Chen et al."
     exchanges = "all but one layer"
     plots = (VOTES,)
-    by_client = (*WarmUp.by_client, *KeepsLast.by_client, "phi")
+    by_client = ("phi",)
     needs_classes = True  # z_y is made of labels
     needs_cut = True  # z_l is what layer l + 1 receives
     sends_its_model = False

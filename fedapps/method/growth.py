@@ -1,6 +1,7 @@
 """A federation that grows: what a strategy keeps of each client gets rows for new clients."""
 
-from typing import ClassVar
+from itertools import chain
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,12 +11,23 @@ LAST_SENT = "last/"  # prefix of what each client sent last
 
 
 class Growing(StrategyTools):
-    """A strategy whose run can be resumed with more clients (`num-clients`)."""
+    """A strategy whose run can be resumed with more clients (`num-clients`).
+
+    What a class names in `by_client`, `by_pair` and `by_mean` is added to what its bases name; a
+    property names all itself.
+    """
 
     # names of state with a row per client; those that end in "/" are prefixes
     by_client: ClassVar[tuple[str, ...]] = ()
     by_pair: ClassVar[tuple[str, ...]] = ()  # names of state with a row and a column per client
     by_mean: ClassVar[tuple[str, ...]] = ()  # prefixes of means over all, where new ones have 0
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for attribute in ("by_client", "by_pair", "by_mean"):
+            named = [vars(base).get(attribute, ()) for base in reversed(cls.__mro__)]
+            if all(isinstance(names, tuple) for names in named):
+                setattr(cls, attribute, tuple(dict.fromkeys(chain.from_iterable(named))))
 
     def grows(self, name: str) -> bool:
         """Tell whether an array of the state has a row per client."""

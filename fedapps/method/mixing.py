@@ -81,7 +81,7 @@ class Mixing(KeepsLast):
     mean of the round's models. Write `download`, which sends a mixture; a newcomer gets the mean.
     """
 
-    by_client: ClassVar[tuple[str, ...]] = (*KeepsLast.by_client, "sent")
+    by_client: ClassVar[tuple[str, ...]] = ("sent",)
 
     def setup(self) -> None:
         """No client has sent anything; a method with more to set up calls this method first."""
@@ -117,8 +117,6 @@ class LateMixing(WarmUp, KeepsLast):
     Write `weights`, and `mixed_keys` if not all arrays are mixed. At the end of the warm-up, the
     server's arrays are what every client has sent last.
     """
-
-    by_client: ClassVar[tuple[str, ...]] = (*WarmUp.by_client, *KeepsLast.by_client)
 
     @property
     def weighs_by_count(self) -> bool:

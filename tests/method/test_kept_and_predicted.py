@@ -52,6 +52,38 @@ def test_a_name_stands_for_one_array_and_a_prefix_for_many():
     assert [len(strategy.state[name]) for name in names] == [6, 4, 6, 6, 4]
 
 
+def test_a_method_names_only_what_it_keeps_beside_its_base():
+    class Own(Mixing):
+        by_client = ("own/mean",)
+        by_pair = ("pairs",)
+
+        def setup(self):
+            super().setup()
+            self.state["own/mean"] = np.zeros((6, 2))
+
+    class More(Own):
+        by_client = ("more",)
+        by_mean = ("h/",)
+
+    strategy = rehearse(More, BaseClient, RUN.replace("=4", "=6", 1)).strategy
+    strategy.state |= {"more": np.ones(6), "h/a": np.ones(6)}
+    strategy.grow(4)  # all rows are new ones beside the six
+    last = {f"last/{key}" for key in strategy.mixed_keys}
+    grown = {name for name, rows in strategy.state.items() if len(rows) == 8}
+    assert grown == {"sent", "own/mean", "more", "pairs", *last}
+    assert strategy.state["h/a"].tolist() == [4 / 6] * 6
+
+
+def test_a_property_says_all_itself():
+    class Own(Mixing):
+        @property
+        def by_client(self):
+            return ("own/mean",) if self.settings.num_clients == 6 else ()
+
+    strategy = rehearse(Own, BaseClient, RUN.replace("=4", "=6", 1)).strategy
+    assert strategy.grows("own/mean") and not strategy.grows("sent")
+
+
 def test_who_has_joined_and_sent_nothing_has_the_initial_arrays():
     class Mixed(Mixing):
         citation = "none"
