@@ -124,7 +124,8 @@ class Rounds:
     def aggregate_train(self, round_: int, replies: Iterable[Message]) -> None:
         """Aggregate the updates in client order; end the run if too many clients failed."""
         round_ += self.recovery.done
-        arrived = self.exchange.updates(replies, self.layout, self.checks.training)
+        replied = self.exchange.updates(replies, self.layout, self.checks.training)
+        arrived = self.drawn.by_clients("training", replied)
         sent = collusion.colluding(self.settings, self.attackers, arrived)
         counted = self.receiving.accepted(round_, sent, self.exchange, self.totals)
         others = len(self.clock.at_work)
@@ -176,7 +177,7 @@ class Rounds:
         """Collect the scores in client order; write the round's rows and a checkpoint if due."""
         round_ += self.recovery.done
         found = self.exchange.updates(replies, self.layout, self.checks.evaluation)
-        updates = [update.without_counts() for update in found]
+        updates = [update.without_counts() for update in self.drawn.by_clients("evaluation", found)]
         self.receiving.scored(round_, updates, self.exchange)
         self.checks.tell_missing(updates)
         self.receiving.handle_failures(round_, "evaluate", self.exchange, self.totals, self.fleet)

@@ -1,8 +1,10 @@
 """Hooks of a strategy that draw random numbers which no seed decides are named."""
 
+import random
 from contextlib import nullcontext
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +57,49 @@ def test_a_hook_that_draws_from_torchs_generator_is_told_once(told, hook, around
     (line,) = told(hook, *around)
     assert line.startswith(LINE.format(hook))
     assert line.endswith('use generator(self.settings.seed, "fedavg", round_)')
+
+
+def draw_from_numpy(strategy):
+    np.random.randn()  # every other one of these only takes what the last one left
+
+
+def draw_from_python(strategy):
+    random.random()
+
+
+OF_THE_PROCESS = [("NumPy's", draw_from_numpy), ("Python's", draw_from_python)]
+
+
+@pytest.mark.parametrize("hook", ["select", "download", "aggregate", "after_round"])
+@pytest.mark.parametrize(("whose", "draws"), OF_THE_PROCESS)
+def test_a_hook_that_draws_from_a_generator_of_the_process_is_told_once(told, hook, whose, draws):
+    (line,) = told(hook, nothing, draws)
+    assert line.startswith(f"{hook} of fedavg draws from {whose} global generator, which the whole")
+    assert line.endswith('use generator(self.settings.seed, "fedavg", round_)')
+
+
+@pytest.mark.parametrize(("whose", "draws"), OF_THE_PROCESS)
+def test_what_is_drawn_once_as_at_an_import_is_not_told(told, whose, draws):
+    for hook in ("select", "download", "aggregate"):
+        left = [draws]
+        assert not told(hook, nothing, lambda strategy, left=left: left and left.pop()(strategy))
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"), [("after_training", "training"), ("extra_scores", "evaluation")]
+)
+def test_a_client_that_draws_from_numpys_generator_is_told_once(told, monkeypatch, hook, what):
+    cls = registry.client_class("fedavg")
+    own = getattr(cls, hook)
+
+    def changed(self, *arguments):
+        np.random.rand()
+        return own(self, *arguments)
+
+    monkeypatch.setattr(cls, hook, changed, raising=False)
+    (line,) = told("select", nothing, nothing)
+    assert line.startswith(f"{what} at a client of fedavg draws from NumPy's global generator")
+    assert line.endswith('generator(self.settings.seed, "fedavg", plan.round, self.client)')
 
 
 def test_draws_between_the_updates_are_told(told, monkeypatch):
