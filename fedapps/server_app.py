@@ -160,7 +160,7 @@ def _reporting(
     folder = resume.find(settings)
     if folder is None:
         if settings.checkpoint_every:
-            resume.offer(settings)
+            resume.offer(rounds.strategy)
         names = (space.population.names, space.class_names)
         marks = fingerprints(rounds.strategy)
         about = About.new(space.task, marks, space.data.pooled, notes)

@@ -25,7 +25,7 @@ from fedapps.engine.recovery import Recovery
 from fedapps.engine.rounds import Rounds
 from fedapps.method.flower import BaseStrategy
 from fedapps.report import directory
-from fedapps.report.about import FLOWER, About, command
+from fedapps.report.about import FLOWER, About, command, fingerprints_of
 from fedapps.report.report import Report
 
 # Keys that must not change when a run is resumed: some change its last digits; in another
@@ -179,9 +179,10 @@ def _changed(folder: Path) -> float:
         return 0.0
 
 
-def offer(settings: Settings) -> None:
-    """Tell the user if an unfinished run with the same settings could be resumed instead."""
-    if folder := next(unfinished(settings), None):
+def offer(strategy: BaseStrategy) -> None:
+    """Tell the user if an unfinished run, with the same settings and code, could be resumed."""
+    folder, now = next(unfinished(strategy.settings), None), fingerprints.fingerprints(strategy)
+    if folder and not fingerprints.changed(fingerprints_of(folder), now):
         done = checkpoint.rounds(folder)[-1]
         told = f"{folder} with the same settings stopped after round {done}"
         log.info(f"note: {told}; --resume goes on with it")

@@ -275,6 +275,23 @@ def test_a_run_does_not_go_on_with_other_code(interrupted, monkeypatch, tmp_path
     resumed(folder)
 
 
+def test_a_run_that_could_not_go_on_with_the_code_is_not_offered(
+    interrupted, serial_run, monkeypatch, capsys
+):
+    """`--resume` would take it, as the newest, and be refused."""
+    folder = interrupted()
+    source, read = Path(sys.modules["strategies.fedbabu"].__file__), Path.read_bytes
+    more = {source: b"\nOTHER = 1\n"}
+    for edited, offered in ((True, False), (False, True)):
+        with monkeypatch.context() as patch:
+            if edited:
+                patch.setattr(Path, "read_bytes", lambda path: read(path) + more.get(path, b""))
+            patch.setattr(registry, "_loaded", {})  # as in a new process
+            serial_run("num-rounds=4")
+        told = f"{folder} with the same settings stopped after round 2"
+        assert (told in capsys.readouterr().out) == offered
+
+
 def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv, serial_run):
     folder = interrupted('strategy="fedper" fraction-train=1.0')
     states = folder / "clients"
