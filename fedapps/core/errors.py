@@ -94,9 +94,13 @@ def as_returned(hook: str, found: T, fits: bool, right: str) -> T:
     """
     if fits:
         return found
-    size = f" {[*found.shape]}" if hasattr(found, "shape") else ""
-    told = "None" if found is None else f"a {type(found).__name__}{size}"
-    raise TypeError(f"{hook} returned {told}: must return {right}")
+    raise TypeError(f"{hook} returned {what_it_is(found)}: must return {right}")
+
+
+def what_it_is(found: object) -> str:
+    """Return `None`, `an int` or `a Tensor [2, 3]`: the type, and the shape if it has one."""
+    kind, size = type(found).__name__, f" {[*found.shape]}" if hasattr(found, "shape") else ""
+    return "None" if found is None else f"a{'n' * (kind[0] in 'aeioAEIO')} {kind}{size}"
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}

@@ -19,7 +19,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from fedapps.core import log
-from fedapps.core.errors import RunError
+from fedapps.core.errors import RunError, what_it_is
 from fedapps.core.files import numbered, write_whole, writing
 from fedapps.engine.failures import FailureCounts
 from fedapps.engine.store import NONE
@@ -92,12 +92,8 @@ class Checkpoint:
     def pack(self) -> bytes:
         """Return the content of the file; raises `RunError` if the state cannot be written."""
         named = {_SERVER + key: value for key, value in self.arrays.items()}
-        state: Mapping[str, object] = self.state  # a method can put anything into it
-        for key, value in state.items():
-            if not isinstance(value, np.ndarray | np.generic):  # a resumed run would get an array
-                kind = type(value).__name__
-                raise RunError(f'checkpoint: state["{key}"] is a {kind}: must be a NumPy array')
-            named[_STATE + key] = np.asarray(value)
+        check_state(self.state)
+        named |= {_STATE + key: np.asarray(value) for key, value in self.state.items()}
         progress = msgspec.structs.replace(self.progress, names=tuple(named))
         about = {_ABOUT: msgspec.json.encode(progress).decode()}
         try:
@@ -126,6 +122,19 @@ class Checkpoint:
         except (SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
             raise ValueError(f"it cannot be read: {error}") from error
         return cls(progress, under(named, _SERVER), under(named, _STATE))
+
+
+def check_state(state: Mapping[str, object], when: str = "") -> None:
+    """Raise `RunError` if a method has put anything else into its state than arrays of numbers.
+
+    A resumed run would get an array, or there would be no checkpoint.
+    """
+    for key, value in state.items():
+        kind = value.dtype if isinstance(value, np.ndarray | np.generic) else None
+        if kind is None or kind.kind not in "biufc":
+            told = f"of dtype {kind}" if kind else what_it_is(value)
+            must = "must be a NumPy array of numbers, such as np.array(3)"
+            raise RunError(f'{when}self.state["{key}"] is {told}: {must}')
 
 
 def save(run: Path, checkpoint: Checkpoint) -> None:

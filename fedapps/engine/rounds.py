@@ -13,7 +13,7 @@ from fedapps.core.errors import DIVERGED, without_lines
 from fedapps.core.scored_rounds import is_due
 from fedapps.core.words import some
 from fedapps.engine import checks, collusion, evaluations, returned, server_data
-from fedapps.engine.checkpoint import needed_after
+from fedapps.engine.checkpoint import check_state, needed_after
 from fedapps.engine.clocks import clock
 from fedapps.engine.drawn import Drawn
 from fedapps.engine.metrics import MetricChecks
@@ -56,6 +56,7 @@ class Rounds:
         self.layout = strategy.layout
         self.fleet = Fleet()
         training = strategy.workspace.population.training
+        check_state(strategy.state)
         self.privacy = MODES[s.dp.mode](s, self.layout, strategy.state, training)
         self.privacy.check_strategy(strategy)
         self.checks = MetricChecks(strategy)
@@ -155,6 +156,7 @@ class Rounds:
             after = cost_of(self.strategy.after_round, round_, TrainingStats)
         arrays = self.strategy.arrays
         arrays.update(returned.check_model(round_, arrays, self.layout))
+        check_state(self.strategy.state, f"round {round_}: ")
         self.clock.close(moved, spent.macs + after.macs)
         self.totals.add(spent)
         self.totals.add(after)

@@ -814,15 +814,17 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
             Checkpoint.unpack(content)
 
 
-@pytest.mark.parametrize("value", [[1, 2], {"b": np.zeros(2)}, None, 3])
-def test_a_state_that_would_come_back_as_something_else_is_named(value):
+@pytest.mark.parametrize(("value", "kind"), [
+    ([1, 2], "a list"), ({"b": np.zeros(2)}, "a dict"), (None, "None"), (3, "an int"),
+    (np.array(["a"]), "of dtype <U1"),
+])  # fmt: skip
+def test_a_state_that_would_come_back_as_something_else_is_named(value, kind):
     """A list, for example, comes back as an array, to which `+` does not append."""
     progress = Progress(
         round=1, seconds=0, tables={}, classes=[], versions={}, best=Best(),
         failures=FailureCounts(), source="", clients=3,
     )  # fmt: skip
-    kind = type(value).__name__
-    line = rf'^checkpoint: state\["seen"\] is a {kind}: must be a NumPy'
+    line = rf'^self\.state\["seen"\] is {kind}: must be a NumPy array of numbers, such as np'
     with pytest.raises(RunError, match=line):
         Checkpoint(progress, {}, {"one": np.ones(1), "seen": value}).pack()
 

@@ -916,6 +916,22 @@ def test_what_a_hook_leaves_in_the_servers_model_is_named(fedper_with, hook, cha
         fedper_with(**{hook: changed})
 
 
+@pytest.mark.parametrize(("hook", "when"), [
+    ("setup", ""), ("aggregate", "round 1: "), ("after_round", "round 1: "),
+])  # fmt: skip
+def test_a_state_that_no_checkpoint_could_hold_is_named_at_once(fedper_with, hook, when, capsys):
+    """Not after the rounds until a checkpoint is due, of which there is none here."""
+    own = getattr(FEDPER, hook)
+
+    def changed(self, *arguments):
+        self.state["n"] = 3
+        return own(self, *arguments)
+
+    with pytest.raises(RunError, match=rf'^{when}self\.state\["n"\] is an int: must be a NumPy'):
+        fedper_with("checkpoint-every=0", **{hook: changed})
+    assert "round 1/" not in capsys.readouterr().out
+
+
 def test_the_servers_model_stays_float32(fedper_with):
     def after_round(self, round_):
         self.arrays.update({key: value.astype(float) for key, value in self.arrays.items()})
