@@ -7,6 +7,7 @@ can also define `Settings`, with the keys of the method's run-config table.
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -180,6 +181,13 @@ def _module(package: str, name: str) -> ModuleType:
         if error.name != path:
             raise
         raise RunError(f"{path}: no such module; method {name} needs it") from error
+    except TypeError as error:  # of msgspec, as it makes the class: `_check_keys` comes too late
+        if not (told := re.match("Required field '(.*)' cannot follow", str(error))):
+            raise
+        raise RunError(
+            f"{STRATEGIES}/{name}.py: a key before {told[1]} has a default in the class Settings; "
+            f"its default belongs in pyproject.toml, in [tool.flwr.app.config.{name}]"
+        ) from error
 
 
 def _own_class(module: ModuleType, base: type, name: str) -> type:

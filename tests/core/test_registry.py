@@ -140,6 +140,25 @@ def test_a_default_in_the_class_is_refused(with_keys):
         registry.settings_class("fedfoo")
 
 
+def test_so_is_one_before_a_key_without(monkeypatch):
+    """The class cannot be made then, so its module cannot be loaded."""
+
+    def load(name):
+        class Settings(schema.MethodSettings, frozen=True):
+            mu_rate: float = 0.5
+            own_share: float
+
+    monkeypatch.setattr(registry.importlib, "import_module", load)
+    monkeypatch.setattr(registry, "names", lambda: ("fedfoo",))
+    right = (
+        r"^strategies/fedfoo\.py: a key before own_share has a default in the class Settings; its "
+        r"default belongs in pyproject\.toml, in \[tool\.flwr\.app\.config\.fedfoo\]$"
+    )
+    for look in (registry.strategy_class, registry.client_class, registry.settings_class):
+        with pytest.raises(RunError, match=right):
+            look("fedfoo")
+
+
 @pytest.mark.parametrize(
     "default", [msgspec.field(default=None), msgspec.field(default_factory=dict), [], (1, 2)]
 )
