@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-
+from fedapps.core.words import shortened
 from fedapps.tasks import Metric
 
 
@@ -98,13 +97,9 @@ def given(figures: Iterable[Figure], metrics: Mapping[str, Any]) -> dict[str, fl
 
 
 def _checked(figure: Figure, value: Any) -> float:
-    low, high = (bound if math.isfinite(bound) else None for bound in (figure.low, figure.high))
-    accepted: Any = Annotated[float, msgspec.Meta(ge=low, le=high)]
-    try:
-        read = float(msgspec.convert(value, accepted))
-        if not math.isfinite(read):
-            raise msgspec.ValidationError("Expected `float` that is finite")
-        return read
-    except msgspec.ValidationError as error:
-        bounds = f"from {figure.low:g} to {figure.high:g} (low and high of its Figure)"
-        raise ValueError(f"{error} - at `$.{figure.name}`, which goes {bounds}") from None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and figure.low <= value <= figure.high:
+        return float(value)
+    bounds = f"from {figure.low:g} to {figure.high:g} (low and high of its Figure)"
+    told = shortened(repr(value), 40)
+    raise ValueError(f"{figure.name} = {told}: must be a finite float {bounds}")

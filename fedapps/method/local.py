@@ -1,12 +1,12 @@
 """What a client does in a round, around the hooks of its method."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
 
-from fedapps.core.errors import as_returned
+from fedapps.core.errors import as_returned, what_it_is
 from fedapps.data.spec import Spec
 from fedapps.method.attacks import changed_upload
 from fedapps.method.client import ClientHooks
@@ -163,10 +163,14 @@ def _kept(client: ClientHooks, plan: Plan) -> Collection[str]:
 def _figures(client: ClientHooks) -> dict[str, float]:
     """Return a client's figures; raises TypeError for values that are no numbers of Python's."""
     found = client.extra_scores()
-    can_travel = (int, float, list)
-    fits = isinstance(found, dict) and all(isinstance(v, can_travel) for v in found.values())
     right = 'a dict of floats, such as {"own": 0.5}; float(value) makes one of a tensor'
-    return as_returned("extra_scores", found, fits, right)
+    as_returned("extra_scores", found, isinstance(found, dict), right)
+    values: Mapping[str, object] = found
+    for name, value in values.items():
+        if not isinstance(value, int | float | list):  # what can travel
+            told = f"extra_scores returned {name} = {what_it_is(value)}"
+            raise TypeError(f"{told}: must return {right}")
+    return found
 
 
 def _norms_of(layers: Slice, clip: Clip) -> str:

@@ -882,8 +882,8 @@ FIGURES = r"^extra_scores returned {}: must return a dict of floats, such as "
     ("keeps", ("fc2",), KEYS.format("fc2")),
     ("extra_scores", None, FIGURES.format("None")),
     ("extra_scores", 0.5, FIGURES.format("a float")),
-    ("extra_scores", {"own": torch.tensor(0.5)}, FIGURES.format("a dict")),
-    ("extra_scores", {"own": "high"}, FIGURES.format("a dict")),
+    ("extra_scores", {"a": 1, "own": torch.tensor(0.5)}, FIGURES.format(r"own = a Tensor \[\]")),
+    ("extra_scores", {"own": "high"}, FIGURES.format("own = a str")),
     ("module", None, r"^module returned None: must return an nn.Module, such as self.model$"),
 ])  # fmt: skip
 def test_a_client_that_returns_something_else_is_named(rehearsed, hook, returned, line):

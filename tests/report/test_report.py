@@ -722,8 +722,8 @@ def test_a_figure_of_the_metric_has_its_name_and_bounds():
 
 @pytest.mark.parametrize("value", [-2.1, 3.1, float("nan"), float("inf"), "much", [1.0], True])
 def test_a_figure_out_of_its_range_is_refused(value):
-    bounds = r"which goes from -2 to 3 \(low and high of its Figure\)$"
-    with pytest.raises(ValueError, match=rf"Expected `float`.* - at `\$\.toy`, {bounds}"):
+    bounds = "must be a finite float from -2 to 3 (low and high of its Figure)"
+    with pytest.raises(ValueError, match=rf"^toy = {re.escape(f'{value!r}: {bounds}')}$"):
         given([figure("toy", low=-2.0, high=3.0)], {"toy": value})
 
 
