@@ -1,7 +1,9 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -28,6 +30,9 @@ from fedapps.wire.checks import BadMessage
 # A method that replaces none of these draws its clients at random, sends all of them the same
 # model, and takes the mean of their updates.
 AVERAGING = ("aggregate", "begin_round", "download", "screen", "select")
+SLICE, SHAPES = 'a tuple of layers, such as ("fc1",)', 'a dict of shapes, such as {"a/b": (10, 64)}'
+RIGHT = dict.fromkeys(("download", "upload", "also_keep", "layers"), SLICE)
+RIGHT |= {"receives": SHAPES, "sends": SHAPES}
 MOST_CHECKED = 100  # clients whose plans are checked
 
 
@@ -195,31 +200,49 @@ def _check_fields(hook: str, plan: Plan) -> None:
         sent = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
         for extras in (sent.receives, sent.sends):
             checked_extras(extras)
-    except (msgspec.ValidationError, TypeError, BadMessage) as error:
+    except msgspec.ValidationError as error:
+        raise RunError(f"{hook}: {_unfit(plan, str(error))}") from error
+    except (TypeError, BadMessage) as error:
         raise RunError(f"{hook} returned a plan that cannot be sent: {error}") from error
+
+
+def _unfit(plan: Plan, told: str) -> str:
+    """Say which field of a plan is wrong, of which msgspec has told, and what it must be."""
+    reason, _, where = told.partition(" - at `$.")
+    field = re.sub(r"(\[[\d.]+\])*`$", "", where)  # without places in a tuple or a dict
+    value: Any = plan
+    for part in re.findall(r"\w+", field):
+        value = value[int(part)] if part.isdigit() else getattr(value, part)
+    kind = re.sub("Expected |`|, got.*", "", reason)
+    right = RIGHT.get(field.rpartition(".")[2], f"a{'n' * (kind[0] == 'i')} {kind}")
+    return f"{field} = {value!r}: must be {right}"
 
 
 def _check_scored(strategy: BaseStrategy, hook: str, plan: Plan) -> None:
     """Check the plan of an evaluation, after which nothing comes back but scores."""
     _check_fields(hook, plan)
-    _check_stages(strategy, plan)
+    _check_stages(strategy, hook, plan)
     if plan.up(strategy.layout):
         raise RunError(f"{hook} returned a plan that uploads: use upload=(), and no sends")
 
 
 def _check_plan(strategy: BaseStrategy, plan: Plan) -> None:
-    _check_stages(strategy, plan)
+    _check_stages(strategy, "plan", plan)
     check_plan(strategy.settings, strategy.layout, plan)
     _check_server_data(strategy, plan)
     if plan.sends:
         refuse_presum(strategy.settings, "this strategy")
 
 
-def _check_stages(strategy: BaseStrategy, plan: Plan) -> None:
+def _check_stages(strategy: BaseStrategy, hook: str, plan: Plan) -> None:
     """Refuse layers that the model does not have, and stages that cannot be executed."""
-    trained = [stage.layers for stage in plan.stages]
-    for layers in (plan.download, plan.upload, plan.also_keep, *trained):
-        strategy.layout.slice(layers)
+    slices = {name: getattr(plan, name) for name in ("download", "upload", "also_keep")}
+    slices |= {f"stages[{n}].layers": stage.layers for n, stage in enumerate(plan.stages)}
+    for name, layers in slices.items():
+        try:
+            strategy.layout.slice(layers)
+        except RunError as error:
+            raise RunError(f"{hook}: {name}: {error}") from error
     for stage in plan.stages:
         try:
             strategy.workspace.trainer.check(stage)

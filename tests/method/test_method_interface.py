@@ -828,15 +828,18 @@ def test_a_plan_with_the_wrong_things_is_named(fedper_with, plan, line):
         )
 
 
-UNSENT = "^{} returned a plan that cannot be sent: "
+UNSENT = " returned a plan that cannot be sent: "
+SLICE = r'must be a tuple of layers, such as \("fc1",\)$'
 
 
 @pytest.mark.parametrize(("change", "line"), [
-    ({"epochs": -1}, r"Expected `int` >= 0 - at `\$.stages\[0\].epochs`$"),
-    ({"epochs": 1.5}, r"Expected `int`, got `float` - at `\$.stages\[0\].epochs`$"),
-    ({"lr": -0.1}, r"Expected `float` >= 0.0 - at `\$.stages\[0\].lr`$"),
-    ({"lr": float("nan")}, r"Expected `float`, got `null` - at `\$.stages\[0\].lr`$"),
-    ({"lr": np.float32(0.1)}, r"Encoding objects of type numpy.float32 is unsupported$"),
+    ({"epochs": -1}, r": stages\[0\]\.epochs = -1: must be an int >= 0$"),
+    ({"epochs": 1.5}, r": stages\[0\]\.epochs = 1\.5: must be an int$"),
+    ({"lr": -0.1}, r": stages\[0\]\.lr = -0\.1: must be a float >= 0\.0$"),
+    ({"lr": float("nan")}, r": stages\[0\]\.lr = nan: must be a float$"),
+    ({"layers": "fc2"}, rf": stages\[0\]\.layers = 'fc2': {SLICE}"),
+    ({"layers": ("fc9",)}, r': stages\[0\]\.layers: layer "fc9": the model has conv1, .*fc2$'),
+    ({"lr": np.float32(0.1)}, UNSENT + "Encoding objects of type numpy.float32 is unsupported$"),
 ])  # fmt: skip
 @pytest.mark.parametrize("hook", ["plan", "evaluation_plan (or finetuning)", "newcomer_plan"])
 def test_a_stage_that_cannot_be_done_is_named_before_round_1(fedper_with, hook, change, line):
@@ -844,17 +847,28 @@ def test_a_stage_that_cannot_be_done_is_named_before_round_1(fedper_with, hook, 
         stage = replace(self.stage(round_, self.layout.names), **change)
         return Plan(round=round_, download=self.layout.names, stages=(stage,), upload=())
 
-    with pytest.raises(RunError, match=UNSENT.format(re.escape(hook)) + line):
+    with pytest.raises(RunError, match=f"^{re.escape(hook)}{line}"):
         fedper_with('unseen-clients="0"', **{hook.partition(" ")[0]: changed})
 
 
 @pytest.mark.parametrize(("sends", "line"), [
-    ({"a/b": 3}, r"Expected `array`, got `int` - at `\$.sends\[...\]`$"),
-    ({"ab": (3,)}, r"extra array ab \(3,\): needs a / in its name and sizes >= 0$"),
+    ({"a/b": 3}, r": sends = {'a/b': 3}: must be a dict of shapes, such as {\"a/b\": \(10, 64\)}$"),
+    ({"a/b": (3, 0.5)}, r": sends = {'a/b': \(3, 0\.5\)}: must be a dict of shapes, such as "),
+    ({"ab": (3,)}, UNSENT + r"extra array ab \(3,\): needs a / in its name and sizes >= 0$"),
 ])  # fmt: skip
 def test_a_further_array_that_cannot_be_sent_is_named_before_round_1(fedper_with, sends, line):
-    with pytest.raises(RunError, match=UNSENT.format("plan") + line):
+    with pytest.raises(RunError, match=f"^plan{line}"):
         fedper_with(plan=lambda *args: replace(PLAN(*args), sends=sends))
+
+
+@pytest.mark.parametrize("field", ["download", "upload", "also_keep"])
+@pytest.mark.parametrize(("layers", "line"), [
+    ("fc2", f" = 'fc2': {SLICE}"), ((2,), rf" = \(2,\): {SLICE}"),
+    (("fc9",), ': layer "fc9": the model has conv1, .*fc2$'),
+])  # fmt: skip
+def test_a_slice_that_is_none_is_named_with_its_field(fedper_with, field, layers, line):
+    with pytest.raises(RunError, match=f"^plan: {field}{line}"):
+        fedper_with(plan=lambda *args: replace(PLAN(*args), **{field: layers}))
 
 
 def test_finetuning_and_evaluations_with_the_wrong_things_are_named(fedper_with):
