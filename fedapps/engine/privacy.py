@@ -23,6 +23,7 @@ from fedapps.engine.accounting import Mechanism
 from fedapps.engine.checks import replaced
 from fedapps.engine.client_noise import Distributed, Local
 from fedapps.engine.privacy_mode import (
+    ASKS,
     RELEASES,
     RESTS_ON,
     DifferentialPrivacy,
@@ -34,7 +35,7 @@ from fedapps.engine.robust import refuse_presum
 from fedapps.method.flower import BaseStrategy
 from fedapps.method.update import SERVER, ClientUpdate
 from fedapps.training.plan import Plan
-from fedapps.training.privacy import clipped_difference, postprocess
+from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 from fedapps.training.workspace import Workspace
 
 CLIP_NORM = "dp/clip-norm"  # its name in a strategy's state
@@ -70,10 +71,21 @@ class Central(DifferentialPrivacy):
     def check_strategy(self, strategy: BaseStrategy) -> None:
         """Refuse a strategy that does more than average updates of one common model."""
         if own := replaced(strategy, RESTS_ON):
+            others = '"local" or "none"' if self._fits_local(strategy) else '"none"'
             raise RunError(
                 f'dp.mode = "central": this strategy replaces {", ".join(own)}, and only the '
-                'plain mean of updates of one common model is made private; use "local" or "none"'
+                f"plain mean of updates of one common model is made private; use {others}"
             )
+
+    def _fits_local(self, strategy: BaseStrategy) -> bool:
+        """Tell whether local privacy would take a strategy, and its first and its last plan."""
+        try:
+            for round_ in (1, self.settings.num_rounds):
+                plan = strategy.plan(round_, strategy.workspace.population.some_client)
+                check_plan(self.settings, self.layout, plan)
+        except Exception:  # the author's code can raise anything, and return no plan
+            return False
+        return not replaced(strategy, ASKS)
 
     def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
         """Draw from all clients, as the accountant assumes; then drop those that are not there."""

@@ -615,6 +615,27 @@ def test_a_strategy_that_sees_more_than_noisy_updates_is_refused(mode, hook, own
         Rounds(make(space, chosen))
 
 
+@pytest.mark.parametrize("method", ["lgfedavg", "feddyn", "scaffold", "local", "pfedsim", "asking"])
+def test_central_privacy_advises_local_privacy_only_where_it_works(method, tiny_npz):
+    flat, space = space_of("cnn", tiny_npz)
+    name = "fedavg" if method == "asking" else method
+    make = registry.strategy_class(name)
+    if method == "asking":
+        make = type("Own", (make,), {"question": counts_asked})
+
+    def run(mode):
+        Rounds(make(space, config.read(flat | {"strategy": name, "dp.mode": mode})))
+
+    with pytest.raises(RunError, match=r"replaces .* is made private; use ") as central:
+        run("central")
+    try:
+        run("local")
+    except RunError:
+        assert str(central.value).endswith('; use "none"')
+    else:
+        assert str(central.value).endswith('; use "local" or "none"')
+
+
 @pytest.mark.parametrize("mode", ["none", "local", "distributed"])
 def test_a_client_that_adds_noise_answers_no_question(mode, flat_config, monkeypatch):
     """Whatever the server says: it is asked as a server would that has left out the check."""
