@@ -116,13 +116,18 @@ def _refuse_leak(client: ClientHooks, plan: Plan) -> None:
 def _sent(client: ClientHooks, plan: Plan) -> Arrays:
     """Return the additional arrays of the upload; raises `ValueError` if a hook forgot one.
 
-    The same holds for one that the plan does not have, which would not arrive.
+    The same holds for one of another shape, or that the plan does not have: it would not arrive.
     """
     if missing := [name for name in plan.sends if name not in client.sends]:
         raise ValueError(f"the plan sends {missing[0]}, but no hook has put it into self.sends")
     if more := [name for name in client.sends if name not in plan.sends]:
         raise ValueError(f"self.sends has {more[0]}, which the plan does not send")
-    return {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
+    found = {name: np.asarray(client.sends[name], np.float32) for name in plan.sends}
+    for name, shape in plan.sends.items():
+        if found[name].shape != tuple(shape):
+            told = f'self.sends["{name}"] is {found[name].shape}'
+            raise ValueError(f"{told}, but the plan sends {tuple(shape)}")
+    return found
 
 
 def _thresholds(client: ClientHooks, plan: Plan) -> dict[tuple[Slice, Clip], Threshold]:

@@ -696,14 +696,23 @@ class Sending(BaseStrategy):
 class Giving(BaseClient):
     """It sends such an array."""
 
+    given = np.zeros(3)
+
     def after_training(self, plan):
-        self.sends["c/one"] = np.zeros(3)
+        self.sends["c/one"] = self.given
         return Costs()
+
+
+class GivingMore(Giving):
+    """It sends a row for each of four samples."""
+
+    given = torch.zeros(4, 3)
 
 
 @pytest.mark.parametrize(("kinds", "line"), [
     ((Sending, BaseClient), r"^the plan sends c/one, but no hook has put it into"),
     ((None, Giving), r"^self\.sends has c/one, which the plan does not send$"),
+    ((Sending, GivingMore), r'^self\.sends\["c/one"\] is \(4, 3\), but the plan sends \(3,\)$'),
 ])  # fmt: skip
 def test_an_array_that_the_plan_sends_and_a_hook_gives_is_the_same(kinds, line, rehearsed):
     with pytest.raises(ValueError, match=line):
