@@ -18,7 +18,9 @@ from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
 from fedapps.method.figures import WITHOUT_HEAD
 from fedapps.method.flower import BaseClient, BaseStrategy
+from fedapps.method.mixing import Mixing
 from fedapps.method.strategy import StrategyHooks
+from fedapps.method.warmup import WarmUp
 from fedapps.models.layers import UNCUT
 from fedapps.models.own import file_of
 from fedapps.models.training_pass import check_training
@@ -47,6 +49,10 @@ def check_strategy(strategy: BaseStrategy) -> None:
     for cls, base, *hooks in (ours, (client, BaseClient, ClientHooks)):
         for name, hook in misspelt(cls, base, *hooks):
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
+    for needs, state in ((Mixing, "sent"), (WarmUp, "last_trained")):
+        if isinstance(strategy, needs) and state not in strategy.state:
+            calls = f"{type(strategy).__name__}.setup does not call super().setup()"
+            raise RunError(f"{calls}, which {needs.__name__} needs")
     if replaced(strategy, ["aggregate"]):
         refuse_presum(s, "this strategy")
     _check_own_model(strategy)

@@ -686,6 +686,15 @@ def test_a_server_that_forgets_its_cost_is_named(rehearsed, fedper_with):
         fedper_with(after_round=after_round)
 
 
+@pytest.mark.parametrize(("method", "base"), [("fedamp", "Mixing"), ("pfedsim", "WarmUp")])
+def test_a_setup_that_forgets_that_of_its_base_is_named(serial_run, monkeypatch, method, base):
+    cls = registry.strategy_class(method)
+    monkeypatch.setattr(cls, "setup", lambda self: None, raising=False)
+    line = rf"^{cls.__name__}\.setup does not call super\(\)\.setup\(\), which {base} needs$"
+    with pytest.raises(RunError, match=line):
+        serial_run(f'strategy="{method}"')
+
+
 class Sending(BaseStrategy):
     """Its plan has an array that clients send."""
 
