@@ -114,10 +114,7 @@ class Run:
     @_plainly
     def summary(self) -> dict[str, Any]:
         """summary.json, whose `seconds` are of the whole run; empty before the end of the run."""
-        try:
-            return directory.summary(self.path)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / directory.SUMMARY}: cannot be read ({error})") from error
+        return directory.summary(self.path)
 
     @property
     def finished(self) -> bool:

@@ -221,7 +221,8 @@ class FinishedRun:
         folder = state_folder(self.folder, number, clients)
         store = ClientStore(folder, owner=owner(self.stored, number))
         version, state = store.load_version(self.round + 1)
-        if lost := self.versions.lost(number, version):
+        here = StateVersions({number: store.newest(self.round + 1)})
+        if lost := (self.versions if self.found else here).lost(number, version):
             raise RunError(
                 f"{self.folder}: client {number}: {lost}; it is missing in clients/ or damaged, "
                 "or the run is still going on"
@@ -235,11 +236,16 @@ class FinishedRun:
 
     def _lacks_states(self, number: int, client: BaseClient) -> bool:
         """Tell whether states are missing of which no checkpoint knows; this client has none."""
-        kept = directory.summary(self.folder).get(WITH_STATE)
-        if kept is None:  # an earlier version wrote it, or the run ended early
+        if self._missing is None:  # an earlier version wrote the summary, or the run ended early
             keeps = client.parts or client.keeps(self.strategy.plan(self.round, number))
             return bool(keeps) and not (self.folder / CLIENTS).exists()
-        return count_states(self.folder) < kept
+        return self._missing > 0
+
+    @cached_property
+    def _missing(self) -> int | None:
+        """How many states fewer there are than at the end of the run; None if nobody counted."""
+        kept = directory.summary(self.folder).get(WITH_STATE)
+        return None if kept is None else kept - count_states(self.folder)
 
 
 def _check_classes(folder: Path, space: Workspace) -> None:

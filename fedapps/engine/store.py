@@ -9,6 +9,7 @@ a resumed run could go back to are kept.
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,17 @@ def state_folder(run: Path, client: int, clients: int) -> Path:
 
 def state_folders(run: Path) -> Iterator[Path]:
     """Yield the folders of all clients that have a state in a simulated run, in any order."""
-    for folder in (run / CLIENTS).glob("*"):
-        yield from folder.iterdir() if "-" in folder.name else (folder,)
+    for folder in (run / CLIENTS).glob("*/"):
+        yield from folder.glob("*/") if "-" in folder.name else (folder,)
 
 
 def count_states(run: Path) -> int:
-    """Count the clients that have a state in a simulated run."""
-    return sum(bool(ClientStore(folder)._versions()) for folder in state_folders(run))
+    """Count the clients that have a state in a simulated run, as far as this user may look."""
+    found = 0
+    for folder in state_folders(run):
+        with suppress(RunError):
+            found += ClientStore(folder).newest() != NONE
+    return found
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,10 @@ class ClientStore:
     def durable(self) -> bool:
         """Whether a power cut must leave the state; nothing goes on from that of a lost run."""
         return self.needed != NONE
+
+    def newest(self, round_: int = sys.maxsize) -> int:
+        """Return the round of the newest state before `round_`, intact or not; or `NONE`."""
+        return max((v for v in self._versions() if v < round_), default=NONE)
 
     def load_version(self, round_: int) -> tuple[int, dict[str, Tensor]]:
         """Return the round of the newest intact state before `round_` (or `NONE`), and the state.

@@ -191,10 +191,11 @@ def _reading(path: Path) -> Iterator[TextIO]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """Read summary.json; empty if the run has none. Raises OSError or ValueError."""
-    path = run / SUMMARY
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found
+    """Read summary.json; empty if the run has none. Raises `RunError` if it cannot be read."""
+    if os.path.exists(run / SUMMARY):
+        with _reading(run / SUMMARY) as file:
+            return dict(json.load(file))
+    return {}
 
 
 def is_final(summary: Mapping[str, Any]) -> bool:
@@ -217,10 +218,9 @@ def whole(folder: Path) -> Path:
 
 def has_finished(run: Path) -> bool:
     """Tell whether a folder has a finished run."""
-    try:
+    with suppress(RunError):
         return is_final(summary(run))
-    except (OSError, ValueError):
-        return False
+    return False
 
 
 def evaluation(run: Path, number: int) -> Path:

@@ -80,7 +80,8 @@ def test_a_damaged_run_is_named(made, refused, name, text):
     (run / name).unlink()
     if text is not None:
         (run / name).write_text(text)
-    assert refused("compare", other, run).startswith(f"{run} is not a run directory: ")
+    told = refused("compare", other, run)
+    assert told.startswith((f"{run} is not a run directory: ", f"cannot read {run / name}: "))
 
 
 @pytest.mark.parametrize(("column", "words"), [

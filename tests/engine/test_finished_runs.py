@@ -3,6 +3,7 @@
 import argparse
 import errno
 import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedapps.device import personalized, run_models
 from fedapps.engine import again, finished
 from fedapps.engine.finished import FinishedRun
 from fedapps.engine.rounds import Rounds
+from fedapps.engine.store import ClientStore
 from fedapps.method.update import replace
 from fedapps.training.workspace import workspace
 from tests.support import kinds
@@ -252,6 +254,35 @@ def test_a_copy_without_states_scores_no_untrained_layers(method, tiny_run):
     assert refusal(folder, "--client", 2) == f"{folder}: {MISSING}"
     shutil.rmtree(folder / "clients")
     assert refusal(folder, "--client", 2) == f"{folder}: {MISSING}"
+
+
+def test_a_damaged_state_of_a_run_without_checkpoint_is_not_passed_over(tiny_run):
+    """The summary counts those that are there, and an older one would be that of another round."""
+    folder = tiny_run('strategy="pfedme" checkpoint-every=0 num-rounds=2 fraction-train=1.0')
+    (folder / "clients" / "2" / "round-000002.safetensors").write_bytes(b"")
+    told = refusal(folder, "--client", 2)
+    assert told.startswith(f"{folder}: client 2: the state of round 2 was expected, but that of")
+
+
+def test_files_beside_the_states_cost_no_run(tiny_run, accuracy, monkeypatch):
+    """Finder writes one into each folder that it shows."""
+    save = ClientStore.save
+
+    def beside(store, round_, state):
+        save(store, round_, state)
+        (store.folder.parent / ".DS_Store").write_text("")
+        (store.folder.parent / "a-b.txt").write_text("")
+
+    monkeypatch.setattr(ClientStore, "save", beside)
+    folder = tiny_run('strategy="fedper" checkpoint-every=0')
+    assert json.loads((folder / "summary.json").read_text())["clients_with_state"] > 0
+    assert 0 <= accuracy(folder, 2, folder, "--client", "2") <= 1
+
+
+def test_a_summary_that_cannot_be_read_is_told(tiny_run):
+    folder = tiny_run('strategy="fedavg" checkpoint-every=0')
+    (folder / "summary.json").write_text("{")
+    assert refusal(folder, "--client", 2).startswith(f"cannot read {folder / 'summary.json'}: ")
 
 
 def test_a_copy_without_states_of_a_run_whose_clients_keep_none_is_whole(tiny_run, accuracy):
