@@ -105,17 +105,25 @@ def _look(options: argparse.Namespace) -> Seen:
 
 def _background(options: argparse.Namespace) -> Seen:
     """Return the SuperLink in the background and its runs."""
+    from fedapps.launcher import superlink
     from fedapps.launcher.flwr import Flwr
-    from fedapps.launcher.superlink import PORT, environment, flower_home, not_running, superlink
 
-    home, link = flower_home(options.home), superlink(options.home)
+    home, link = superlink.flower_home(options.home), superlink.superlink(options.home)
     if link is None:
-        told = f"{not_running(home)}; for one that config.toml names, use fedapps status NAME"
+        told = superlink.not_running(home)
+        told = f"{told}; for one that config.toml names, use fedapps status NAME"
         return {"superlink": None, "runs": []}, [told]
+    names = [name for name, own in superlink.connections(home).items() if own]
+    if not names:
+        raise RunError(
+            f"{home}/config.toml: names no local SuperLink, so the runs of process {link.pid} "
+            'cannot be listed; add [superlink.local] with address = ":local:"'
+        )
+    named = filter(None, [options.place or names[0]])  # "", for the default, comes first
     told = f"SuperLink of {home}: port {link.port}, process {link.pid}, Flower {link.version}"
-    env = environment(options.home, own=False) | {PORT: str(link.port)}
+    env = superlink.environment(options.home, own=False) | {superlink.PORT: str(link.port)}
     with Flwr(env, link.bin_dir, python=link.python) as flwr:
-        runs = flwr.answer("ls", "--limit", str(options.limit))["runs"]
+        runs = flwr.answer("ls", *named, "--limit", str(options.limit))["runs"]
     about = {"port": link.port, "process": link.pid, "version": link.version}
     return {"superlink": about, "runs": runs}, [told, *_runs(runs)]
 

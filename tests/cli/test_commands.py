@@ -335,6 +335,27 @@ def test_a_name_of_the_superlink_in_the_background_is_that(link, tmp_path, capsy
     assert shown[0] == shown[1] and json.loads(shown[0])["superlink"]["port"] == 21001
 
 
+def test_status_asks_the_superlink_in_the_background_and_not_the_default(link, tmp_path, capsys):
+    """The default can be elsewhere, and `fedapps run --connection` have started the local one."""
+    (tmp_path / "config.toml").write_text(
+        '[superlink]\ndefault = "site"\n[superlink.site]\naddress = "a:9093"\n'
+        '[superlink.first]\naddress = ":local:"\n[superlink.sim]\naddress = ":local:"\n'
+    )
+    for place, name in ([], "first"), (["sim"], "sim"):
+        assert cli.main(["status", *place, "--home", str(tmp_path)]) == 0
+        words, _ = json.loads((tmp_path / "asked").read_text())
+        assert words == ["ls", name, "--limit", "10", "--format", "json"]
+    (tmp_path / "asked").unlink()
+    (tmp_path / "config.toml").write_text('[superlink.site]\naddress = "a:9093"\n')
+    capsys.readouterr()
+    assert cli.main(["status", "--home", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/config.toml: names no local SuperLink, so the runs of process 4711 "
+        'cannot be listed; add [superlink.local] with address = ":local:"\n'
+    )
+    assert not (tmp_path / "asked").exists()
+
+
 def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     """Asking Flower would start one."""
     assert cli.main(["status", "--home", str(tmp_path)]) == 0
