@@ -111,7 +111,8 @@ def _background(options: argparse.Namespace) -> Seen:
     home, link = superlink.flower_home(options.home), superlink.superlink(options.home)
     if link is None:
         told = superlink.not_running(home)
-        told = f"{told}; for one that config.toml names, use fedapps status NAME"
+        if not options.place:
+            told += "; for one that config.toml names, use fedapps status NAME"
         return {"superlink": None, "runs": []}, [told]
     names = [name for name, own in superlink.connections(home).items() if own]
     if not names:

@@ -366,6 +366,9 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     )
     assert capsys.readouterr().out == f"{there}; {hint}\n{there}\n"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "config.toml").write_text('[superlink.sim]\naddress = ":local:"\n')
+    assert cli.main(["status", "sim", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{there}\n"  # no advice to do what was done
 
 
 def test_on_windows_one_line_says_what_it_needs():
