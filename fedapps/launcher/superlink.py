@@ -119,11 +119,13 @@ def flower_home(home: Path | None) -> Path:
 def connections(home: Path | None) -> dict[str, bool]:
     """Tell of each SuperLink in a home's config.toml whether it is the one that Flower starts.
 
-    The name "" stands for the default. Raises `RunError` for a file that is no TOML.
+    The name "" stands for the default. Raises `RunError` for a file that cannot be read.
     """
     path = flower_home(home) / "config.toml"
     try:
         found = tomllib.loads(path.read_text("utf-8")).get("superlink", {})
+        if not isinstance(found, dict):
+            raise ValueError("superlink is no table")
     except FileNotFoundError:
         found = {"default": "local", "local": {}}  # as Flower would make it
     except (OSError, ValueError) as error:
@@ -254,17 +256,20 @@ def choose_port(home: Path | None, port: int | None = None) -> int:
 
     It is the port of a running SuperLink, or else `port`, or else one derived from the home's path;
     for None, Flower's fixed one. Raises `RunError` if a running one has another port than `port`,
-    or the port is in use: Flower would send the run to any SuperLink that answers there.
+    or the port cannot be, or is in use: Flower would send the run to any SuperLink that answers.
     """
     link, whose = superlink(home), f"SuperLink of {flower_home(home)}"
     if link is not None:
         if port not in (None, link.port):
             raise RunError(f"the {whose} has port {link.port}, not {port}; stop it")
         return link.port
+    given, name = "" if port is None else str(port), "--port "
     if home is None and port is None:
-        port = int(os.environ.get(PORT) or FIXED)
-    if port is not None:
-        if not _free(port):
+        given, name = os.environ.get(PORT) or str(FIXED), f"{PORT}="
+    if given:
+        if not re.fullmatch("[0-9]{1,5}", given) or not 0 < int(given) < 2**16:
+            raise RunError(f"{name}{given}: must be a whole number from 1 to 65535")
+        if not _free(port := int(given)):
             raise RunError(f"port {port} is in use, and not by a {whose}; use --home or --port")
         return port
     first = 20000 + zlib.crc32(str(flower_home(home)).encode()) % 10000

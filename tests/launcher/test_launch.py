@@ -255,6 +255,13 @@ class TestHome:
             (tmp_path / "config.toml").write_text(config)
         assert superlink.connections(tmp_path) == own
 
+    @pytest.mark.parametrize("config", ['superlink = "x"', "[[superlink]]"])
+    def test_a_superlink_that_is_no_table_is_refused(self, tmp_path, config):
+        (tmp_path / "config.toml").write_text(config)
+        told = rf"^{tmp_path}/config.toml: cannot be read \(superlink is no table\)$"
+        with pytest.raises(RunError, match=told):
+            superlink.connections(tmp_path)
+
     def test_environment(self, tmp_path, monkeypatch):
         monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", raising=False)
         env = superlink.environment(tmp_path / "home", None)
@@ -344,6 +351,19 @@ class TestHome:
             assert superlink.choose_port(tmp_path) > first
             with pytest.raises(RunError, match=f"port {first} is in use"):
                 superlink.choose_port(tmp_path, first)
+
+    @pytest.mark.parametrize("text", ["abc", "0", "-1", "65536", "1e3", "²"])
+    def test_a_port_that_cannot_be_is_refused(self, text, tmp_path, monkeypatch):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        rule = f"{text}: must be a whole number from 1 to 65535$"
+        monkeypatch.setenv(superlink.PORT, text)
+        with pytest.raises(RunError, match=f"^{superlink.PORT}={rule}"):
+            superlink.choose_port(None)
+        assert superlink.choose_port(tmp_path)  # it does not count with --home
+        if re.fullmatch("-?[0-9]+", text):  # the parser refuses others
+            for home in (None, tmp_path):
+                with pytest.raises(RunError, match=f"^--port {rule}"):
+                    superlink.choose_port(home, int(text))
 
     @pytest.mark.parametrize("is_default", [False, True])
     def test_a_superlink_keeps_its_port(self, is_default, tmp_path, monkeypatch):
