@@ -22,10 +22,16 @@ def living() -> Iterator[psutil.Process]:
             yield process
 
 
-def elsewhere(pid: int) -> bool:
-    """Tell whether a process is in a container, whose folders only have the names of those here."""
+def elsewhere(pid: int, home: Path) -> bool:
+    """Tell whether a process has another network or another `home`, as it can in a container.
+
+    Another root folder says nothing: some containers share all that matters with what is around.
+    Of a home that is not here, the nearest folder above it counts.
+    """
     with suppress(OSError):  # it is gone, somebody else's, or on a system without /proc
-        return not Path(f"/proc/{pid}/root").samefile("/")
+        there = next(path for path in (home, *home.parents) if path.exists())
+        network = Path(f"/proc/{pid}/ns/net").samefile("/proc/self/ns/net")
+        return not (network and Path(f"/proc/{pid}/root{there}").samefile(there))
     return False
 
 

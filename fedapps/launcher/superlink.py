@@ -82,7 +82,7 @@ def superlink(home: Path | None) -> SuperLink | None:
     It must be of this user, or of the owner of `home`: anybody else could give any process its
     words, and get this user's runs.
     """
-    log_file, owners = log_of(home), {os.getuid()}
+    log_file, place, owners = log_of(home), flower_home(home), {os.getuid()}
     with contextlib.suppress(OSError):  # there is none, or it is out of reach
         owners.add(log_file.stat().st_uid)
     for process in living():
@@ -92,7 +92,7 @@ def superlink(home: Path | None) -> SuperLink | None:
             options = dict(itertools.pairwise(words))
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
-                if same and process.uids().real in owners and not elsewhere(process.pid):
+                if same and process.uids().real in owners and not elsewhere(process.pid, place):
                     folder, port = Path(scripts[0]).parent, int(options["--port"])
                     return SuperLink(
                         process.pid, port, folder, words[0], in_memory="--database" not in words
@@ -283,7 +283,7 @@ def _orphans(home: Path) -> Iterator[int]:
         if programs & {"flower-superexec", "flwr-simulation"}:
             with contextlib.suppress(psutil.Error):  # gone, or another user's
                 own = process.environ().get("FLWR_HOME") == str(home)
-                if own and not elsewhere(process.pid):
+                if own and not elsewhere(process.pid, home):
                     yield process.pid
 
 

@@ -829,6 +829,10 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
             assert superlink.superlink(tmp_path) is None and superlink.stop(tmp_path) is False
             patch.setattr(Path, "samefile", lambda root, ours: root.joinpath("gone").stat())
             assert superlink.superlink(tmp_path) == link  # nothing is known about its root
+        for other, found in ("/", link), (tmp_path, None), ("/proc/self/ns/net", None):
+            with monkeypatch.context() as patch:  # a job of Apptainer has only a root of its own
+                patch.setattr(Path, "samefile", but_for(other))
+                assert superlink.superlink(tmp_path) == found
         children = [p.pid for p in processes.living() if p.ppid() == family.pid]
         assert len(children) == 2
         assert superlink.stop(tmp_path) is True
@@ -841,6 +845,12 @@ def test_stop_ends_the_family_and_nothing_else(tmp_path, monkeypatch, ignores):
             process.wait()
 
 
+def but_for(other):
+    """Return a samefile() that says of one path that it is another file there."""
+    real = Path.samefile
+    return lambda path, ours: str(ours) != str(other) and real(path, ours)
+
+
 def test_stop_ends_what_a_killed_superlink_left_but_nothing_of_a_container(tmp_path, monkeypatch):
     program = tmp_path / "flower-superexec"
     program.write_text("input()")
@@ -849,6 +859,9 @@ def test_stop_ends_what_a_killed_superlink_left_but_nothing_of_a_container(tmp_p
         with monkeypatch.context() as patch:
             patch.setattr(Path, "samefile", lambda root, ours: False)
             assert superlink.stop(tmp_path) is False and left.poll() is None
+            patch.setattr(Path, "samefile", but_for(tmp_path))
+            assert processes.elsewhere(left.pid, tmp_path / "no" / "home")
+        assert not processes.elsewhere(left.pid, tmp_path / "no" / "home")
         assert superlink.stop(tmp_path) is True and left.wait() == -signal.SIGTERM
 
 
