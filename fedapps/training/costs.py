@@ -154,10 +154,12 @@ class Profile:
             x = x.requires_grad_().clone()  # a leaf cannot be changed in place
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(value=False)  # its nested tensors have no shape
-        run(self.model, x, layers)
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for handle in handles:
-            handle.remove()
+        try:
+            run(self.model, x, layers)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for handle in handles:
+                handle.remove()
         return macs
 
     def restricted(self, model: nn.Sequential, layout: Layout) -> "Profile":

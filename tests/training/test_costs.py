@@ -335,6 +335,17 @@ def test_attention_with_a_mask_is_counted(fills):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_an_error_while_counting_leaves_nothing_behind():
+    """The fast path is off for the whole process, so that every later prediction would be slow."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    facts = described(model, (4,))
+    model[1] = nn.Linear(9, 3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        facts.forward_macs(("0", "1"))
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not any(module._forward_hooks for module in model)
+
+
 def test_counting_leaves_modes_and_frozen_layers_as_they_are():
     """A method asks in its hooks; only the first client of a process would find another model."""
     model = build("resnet18", SHAPES["resnet18"], 10, seed=0)
