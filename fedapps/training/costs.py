@@ -149,7 +149,7 @@ class Profile:
         handles = [module.register_forward_hook(add, with_kwargs=True) for module in counted]
         self.model.eval()
         first = layers[0] == self.layout.names[0]
-        x = self.example() if first else self._zeros(layers[0])
+        x = self.example() if first else self._ones(layers[0])
         if below and x.is_floating_point():
             x = x.requires_grad_().clone()  # a leaf cannot be changed in place
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -166,13 +166,13 @@ class Profile:
         """Return the same facts for `model`, which has only the layers of `layout`."""
         names, shapes, lone = layout.names, self.shapes, self.lone
         first = names[0] == self.layout.names[0]
-        example = self.example if first else partial(self._zeros, names[0])
+        example = self.example if first else partial(self._ones, names[0])
         own = {name: shapes[name] for name in names}, {name: lone[name] for name in names}
         return Profile(model, layout, example, *own, self.of_batch)
 
-    def _zeros(self, layer: str) -> Tensor:
+    def _ones(self, layer: str) -> Tensor:
         device = next(self.model.parameters()).device
-        return torch.zeros((SAMPLES, *self.shapes[layer]), device=device)
+        return torch.ones((SAMPLES, *self.shapes[layer]), device=device)
 
 
 COUNTED = (_ConvNd, nn.Linear, RNNBase, nn.MultiheadAttention, Attention)
@@ -213,8 +213,8 @@ def profile(
 ) -> Profile:
     """Describe `model` by running it once, in eval mode, on samples of `shape`.
 
-    Its state stays as it is. Samples are zeros, or repeat a `token`: one that does not fill texts
-    up, because a model can leave out what is filled up.
+    Its state stays as it is. Samples are ones, or repeat a `token`: one that does not fill texts
+    up, because a model can leave out what is filled up, in series often with zeros.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     lone, of_batch = dict.fromkeys(layout.names, False), set[str]()
@@ -231,7 +231,7 @@ def profile(
     handles = [module.register_forward_pre_hook(see, with_kwargs=True) for module in norms]
     model.eval()
     device = next(model.parameters()).device
-    value = 0.0 if token is None else token
+    value = 1.0 if token is None else token
     example = partial(torch.full, (SAMPLES, *shape), value, device=device)
     x = example()
     if layout.can_be_cut:

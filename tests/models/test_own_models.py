@@ -86,6 +86,11 @@ class Net(nn.Module):
 def make(inputs, outputs):
     return Net(inputs, outputs)
 """
+PACKED_SERIES = (
+    PACKED.replace('"tokens"', '"series"')
+    .replace("nn.Embedding(inputs.choices, 4)", "nn.Linear(inputs.shape[-1], 4)")
+    .replace("x != 0", "(x != 0).any(-1)")
+)
 MASKED = """
 import torch
 from torch import nn
@@ -485,6 +490,7 @@ EACH_STEP = NET.replace("inputs.size", "1 if inputs.is_whole else inputs.shape[-
     (TABLES, ["--targets", "numbers", "--shape", "7"], "learns tables [7] with body, head"),
     (TABLES, ["--targets", "truths", "--shape", "7"], "learns tables [7] with body, head"),
     (PACKED, [], "learns tokens [64] with embed, mix, fc"),
+    (PACKED_SERIES, ["--shape", "8,2"], "learns series [8, 2] with embed, mix, fc"),
     (MASKED, [], "learns tokens [64] with embed, mix, fc"),
 ])  # fmt: skip
 def test_the_command_tries_models_for_targets_of_each_kind(

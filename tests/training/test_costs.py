@@ -310,6 +310,24 @@ def test_texts_count_as_if_nothing_filled_them_up(fill):
     assert facts.step_macs(("0", "1"), "0") == 3 * steps + 3 * head
 
 
+class PaddedSeries(nn.GRU):
+    """A recurrent layer over series that end where all values are zero."""
+
+    def forward(self, x):
+        lengths = (x != 0).any(-1).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)  # none may be 0
+        return super().forward(packed)[1][-1]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_series_count_as_if_nothing_filled_them_up(before):
+    """Also from a layer on that is not the first, whose inputs are made up, too."""
+    first = [nn.Linear(4, 4)] * before
+    model = nn.Sequential(*first, PaddedSeries(4, 8, batch_first=True), nn.Linear(8, 3))
+    layers = (str(before), str(before + 1))
+    assert described(model, (7, 4)).forward_macs(layers) == 7 * 3 * (4 * 8 + 8 * 8) + 8 * 3
+
+
 class Masked(nn.Module):
     """A transformer over the tokens of texts that a 0 fills up, or over whole ones."""
 
