@@ -59,7 +59,7 @@ def _fitting(path: Path, inputs: Spec, targets: Spec, form: Form) -> Dataset:
         check_pixels(found.rows)
     else:
         check_finite(found)
-    are_labels = targets.choices <= 2 and kind_of(path) == ".npz"  # a table's have those of columns
+    are_labels = targets.choices <= 2 and found.named  # a table's have those of columns
     own = found.names if classes or (targets.is_whole and are_labels) else ()
     if own and [*own] != [*names]:
         rest = f"the run has {','.join(names)} (class-names)"

@@ -230,6 +230,19 @@ def test_an_npz_can_name_its_classes_or_labels(places, tmp_path):
             load(name, "")
 
 
+@pytest.mark.parametrize("place", ["a.npz", ""])
+def test_a_device_has_its_columns_of_labels_in_the_order_of_the_run(place, tmp_path):
+    """Also in a folder of files, whose columns would be swapped."""
+    labels, kinds = np.arange(20).reshape(10, 2) % 3 > 0, ["cough", "fever"]
+    for name in ("a.npz", "b.npz"):
+        np.savez(tmp_path / name, inputs=np.ones((10, 3)), targets=labels, class_names=kinds)
+    about = tmp_path / place, Spec((3,)), Spec((2,), "int64", 2)
+    mine = of_device(*about, Form(names=("cough", "fever")))
+    np.testing.assert_array_equal(mine.tensors(np.arange(10))[1], labels)
+    with pytest.raises(RunError, match="class_names are cough,fever; the run has fever,cough"):
+        of_device(*about, Form(names=("fever", "cough")))
+
+
 @pytest.mark.parametrize("count", [20, 21])
 def test_an_npz_can_name_its_tokens(count, tmp_path):
     """All of the vocabulary, of which a text may lack some; not one for each step."""
