@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedapps.core.errors import RunError, one_line
+from fedapps.core.errors import RunError, named, one_line
 from fedapps.core.files import write_npz
 from fedapps.core.words import some
-from fedapps.data.forms import columns
+from fedapps.data.forms import columns, frames
 
 if TYPE_CHECKING:
     from fedapps.device.personalized import ModelMetadata
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     """Save samples x [n, ...] as a file of the form that the model's data have; return its path.
 
-    Raises `RunError` for what is no array, for masked values that are no floats, and for rows of
-    texts that are no data frame.
+    Raises `RunError` for what is no array or table, for masked values that are no floats, and for
+    rows of texts that are no data frame.
     """
     names = [column.name for column in columns.parsed(about.columns)] if about.columns else []
     cure = f"give a data frame with the columns {some(names)}"
-    if names and not hasattr(x, "to_csv") and hasattr(x, "to_pandas"):  # of Arrow, or Polars
-        x = x.to_pandas()
+    if names and hasattr(x, "to_pandas"):  # what is of pandas itself has none
+        x = _frame(x)
     if names and hasattr(x, "to_csv"):
         if x.ndim == 1 and x.name not in names:
             raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")
@@ -40,6 +40,19 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
         raise RunError(f"x: holds texts or objects; {cure}")
     write_npz(folder / "x.npz", {"images" if about.inputs.image else "inputs": values})
     return folder / "x.npz"
+
+
+def _frame(x: Any) -> Any:
+    """Return a table of Arrow, Polars, or `datasets` as a data frame, as its .parquet is read."""
+    try:
+        if hasattr(x, "with_format"):  # of datasets
+            x = x.with_format("arrow")[:]
+        x = x.to_arrow() if hasattr(x, "to_arrow") else x
+        if hasattr(x, "schema"):  # the metadata hide a column that was an index
+            return frames.whole_with_gaps(x.to_pandas(ignore_metadata=True), x.schema)
+        return x.to_pandas()
+    except Exception as error:
+        raise RunError(f"x: cannot be read as a table ({named(error)})") from error
 
 
 def _array(x: Any) -> np.ndarray:

@@ -11,8 +11,10 @@ import fedapps
 from fedapps.__main__ import main
 from fedapps.cli import predict
 from fedapps.core.errors import RunError
+from fedapps.data import unlabelled
 from fedapps.data.spec import Spec
 from fedapps.device import personalized, predictions
+from fedapps.device.given import save
 from tests.support.marks import extra
 
 KEYS = 'partitioner="natural" num-clients=0 client-column="who" model="mlp" num-rounds=1'
@@ -59,13 +61,43 @@ def test_rows_that_are_no_data_frame_are_told(run, table):
 
 @pytest.mark.parametrize("other", ["z", "mood"])
 def test_the_columns_of_an_arrow_table_go_by_name(other, run, table, tmp_path):
-    """So do those of a frame of Polars, which has no `to_csv`, but `to_pandas`, either."""
     arrow, table = extra("pyarrow"), table.assign(z=np.arange(120) / 9)
     table.to_csv(tmp_path / "t.csv", index=False)
     study = run(f'columns="x,{other}{"=up|down" * (other == "mood")}"')
     asked = table[[other, "x"]].tail(5)
     found = study.predict(None, arrow.Table.from_pandas(asked))
     np.testing.assert_array_equal(found, study.predict(None, asked))
+
+
+@pytest.mark.parametrize("kind", ["arrow", "polars", "datasets"])
+def test_other_tables_are_read_as_their_parquet(kind, tmp_path):
+    """Whole numbers and truth values stay such beside gaps; an index of a frame can be an input."""
+    arrow, parquet, datasets = extra("pyarrow"), extra("pyarrow.parquet"), extra("datasets")
+    index = pd.Index([3.5, 4.5, 5.5], name="x")
+    made = arrow.Table.from_pandas(pd.DataFrame({"grade": [2, 1, 1], "fit": [True] * 3}, index))
+    for place, name, value in ((0, "grade", [2, 1, None]), (1, "fit", [True, None, False])):
+        made = made.set_column(place, name, arrow.array(value))
+    parquet.write_table(made, tmp_path / "t.parquet")
+    x = {
+        "arrow": lambda: made,
+        "polars": lambda: Namespace(to_pandas=made.to_pandas, to_arrow=lambda: made),
+        "datasets": lambda: datasets.Dataset(made.take([2, 0, 1])).select([1, 2, 0]),
+    }[kind]()
+    about = Namespace(columns="x,fit,grade=1|2", inputs=Spec((4,)))
+    saved = save(x, tmp_path, about)
+    found, wanted = (
+        unlabelled(path, about.inputs, about.columns, gaps=True, copy=True).read(np.arange(3))
+        for path in (saved, tmp_path / "t.parquet")
+    )
+    np.testing.assert_array_equal(found[:2], [[3.5, 1, 0, 1], [4.5, np.nan, 1, 0]])
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_table_that_cannot_be_a_data_frame_is_told(tmp_path):
+    arrow = extra("pyarrow")
+    twins = arrow.table([[1], [2]], ["x", "x"])
+    with pytest.raises(RunError, match=r"^x: cannot be read as a table \("):
+        save(twins, tmp_path, Namespace(columns="x", inputs=Spec((1,))))
 
 
 def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys):
