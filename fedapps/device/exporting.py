@@ -5,8 +5,6 @@ python -m fedapps export DIR --output model.pt2
 
 import importlib.util
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ def export(model: Personalized, path: Path) -> None:
     """Write the model as .safetensors, .pt2 (`torch.export`) or .onnx, as the suffix says.
 
     Models in .pt2 and .onnx take what `Personalized` takes, with any batch size n.
-    Raises `RunError` for another suffix, a missing package, a model that torch cannot trace, or a
-    file that cannot be written.
+    Raises `RunError` for another suffix, a missing package, a model that torch cannot trace or
+    ONNX cannot express, or a file that cannot be written.
     """
     writers = {".safetensors": _safetensors, ".pt2": _program, ".onnx": _onnx}
     if path.suffix not in writers:
@@ -54,36 +52,37 @@ def _program(model: Personalized, path: Path) -> None:
 
 def _onnx(model: Personalized, path: Path) -> None:
     about, traced = model.about, _traced(model)
-    with _tracing(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            traced,
-            input_names=["pixels" if about.inputs.image else "inputs"],
-            output_names=["logits" if about.task.has_classes else "outputs"],
-            dynamic_shapes=BATCH,
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(
+                traced,
+                input_names=["pixels" if about.inputs.image else "inputs"],
+                output_names=["logits" if about.task.has_classes else "outputs"],
+                dynamic_shapes=BATCH,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:
+        cause: BaseException = error  # torch says in the innermost what is wrong
+        while cause.__cause__:
+            cause = cause.__cause__
+        told = f"ONNX cannot express this model ({one_line(str(cause))})"
+        raise RunError(f"--output: {told}; export .pt2 or .safetensors") from error
     program.save(path)
 
 
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Raise `RunError` for an error of any kind, in whose first line torch says what is wrong."""
+def _traced(model: Personalized) -> torch.export.ExportedProgram:
     try:
-        yield
-    except Exception as error:
+        with warnings.catch_warnings():
+            # a GRU notes its weights again while it is traced, and they are the same
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+            program = torch.export.export(model, (_example(model),), dynamic_shapes=BATCH)
+    except Exception as error:  # of any kind, in whose first line torch says what is wrong
         needs = ".pt2 and .onnx need a model that torch can trace for any number of samples"
         first = one_line(str(error).strip().partition("\n")[0])
         cure = "in forward, write x.shape[0] for len(x), or export .safetensors"
         raise RunError(f"--output: {needs} ({type(error).__name__}: {first}); {cure}") from error
-
-
-def _traced(model: Personalized) -> torch.export.ExportedProgram:
-    with _tracing(), warnings.catch_warnings():
-        # a GRU notes its weights again while it is traced, and they are the same
-        warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
-        program = torch.export.export(model, (_example(model),), dynamic_shapes=BATCH)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it has the folder of this program
     return program

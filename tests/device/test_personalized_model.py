@@ -275,6 +275,26 @@ def test_a_model_that_cannot_be_traced_is_a_line(how, why, trained, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_a_model_that_onnx_cannot_express_is_a_line(trained, tmp_path, monkeypatch):
+    """torch writes it as a program; the reason is below errors that name steps, in colours."""
+
+    def refuse(*_, **__):
+        try:
+            try:
+                raise ValueError("No ONNX function found for airy_ai")
+            except ValueError as error:
+                raise RuntimeError("Error when translating node\nand its trace") from error
+        except RuntimeError as error:
+            raise RuntimeError("Failed. \033[96mThis is step 3/3\033[0m\n\n...") from error
+
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    why = r"ONNX cannot express this model \(No ONNX function found for airy_ai\)"
+    with pytest.raises(RunError, match=rf"^--output: {why}; export \.pt2 or \.safetensors$"):
+        exporting.export(trained[0], tmp_path / "model.onnx")
+    assert not [*tmp_path.glob("*.onnx*")]
+
+
 def test_onnx_needs_its_extra(trained, tmp_path, monkeypatch):
     model, _ = trained
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
