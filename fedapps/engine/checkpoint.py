@@ -124,15 +124,22 @@ class Checkpoint:
         return cls(progress, under(named, _SERVER), under(named, _STATE))
 
 
+# Those of safetensors, by NumPy's names.
+DTYPES = {"bool", "complex64", *(f"float{bits}" for bits in (16, 32, 64))}
+DTYPES |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
 def check_state(state: Mapping[str, object], when: str = "") -> None:
     """Raise `RunError` if a method has put anything else into its state than arrays of numbers.
 
     A resumed run would get an array, or there would be no checkpoint.
     """
     for key, value in state.items():
+        if not isinstance(key, str):
+            raise RunError(f"{when}self.state has the key {key!r}: must be a text")
         kind = value.dtype if isinstance(value, np.ndarray | np.generic) else None
-        if kind is None or kind.kind not in "biufc":
-            told = f"of dtype {kind}" if kind else what_it_is(value)
+        if kind is None or kind.newbyteorder("=").name not in DTYPES:
+            told = f"of dtype {kind}, which no checkpoint holds" if kind else what_it_is(value)
             must = "must be a NumPy array of numbers, such as np.array(3)"
             raise RunError(f'{when}self.state["{key}"] is {told}: {must}')
 

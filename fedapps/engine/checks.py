@@ -1,5 +1,6 @@
 """Check that a strategy, its plans and its aggregated model fit the settings and the model."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -34,7 +35,7 @@ from fedapps.wire.checks import BadMessage
 AVERAGING = ("aggregate", "begin_round", "download", "screen", "select")
 SLICE, SHAPES = 'a tuple of layers, such as ("fc1",)', 'a dict of shapes, such as {"a/b": (10, 64)}'
 RIGHT = dict.fromkeys(("download", "upload", "also_keep", "layers"), SLICE)
-RIGHT |= {"receives": SHAPES, "sends": SHAPES}
+RIGHT |= {"receives": SHAPES, "sends": SHAPES, "clip": "a Clip, such as self.clip(), or None"}
 MOST_CHECKED = 100  # clients whose plans are checked
 
 
@@ -51,8 +52,10 @@ def check_strategy(strategy: BaseStrategy) -> None:
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     for needs, state in ((Mixing, "sent"), (WarmUp, "last_trained")):
         if isinstance(strategy, needs) and state not in strategy.state:
-            calls = f"{type(strategy).__name__}.setup does not call super().setup()"
-            raise RunError(f"{calls}, which {needs.__name__} needs")
+            above = type(strategy).__mro__[: type(strategy).__mro__.index(needs)]
+            last = [each.__name__ for each in above if "setup" in vars(each)][-1]
+            call = f"{last}.setup does not call {needs.__name__}.setup(self), or super().setup()"
+            raise RunError(f"{call}, which {needs.__name__} needs")
     if replaced(strategy, ["aggregate"]):
         refuse_presum(s, "this strategy")
     _check_own_model(strategy)
@@ -219,7 +222,9 @@ def _unfit(plan: Plan, told: str) -> str:
     value: Any = plan
     for part in re.findall(r"\w+", field):
         value = value[int(part)] if part.isdigit() else getattr(value, part)
-    kind = re.sub("Expected |`|, got.*", "", reason)
+    kind = re.sub("Expected |`|, got.*", "", reason).replace(" | null", " or None")
+    if isinstance(value, float) and not math.isfinite(value):
+        kind = f"finite {kind}"
     right = RIGHT.get(field.rpartition(".")[2], f"a{'n' * (kind[0] == 'i')} {kind}")
     return f"{field} = {value!r}: must be {right}"
 

@@ -1,15 +1,15 @@
-"""Notice hooks that draw from a global generator, torch's, NumPy's or Python's, with no seed.
+"""Notice hooks that draw from a global generator, torch's or NumPy's.
 
 Clients that train in this process have seeded torch's; those that train in another have not.
-NumPy's and Python's begin anew in each process, so that any second run gives other numbers.
+NumPy's begins anew in each process, so that any second run gives other numbers; whoever seeds it
+does so for all of the process. Python's is left out: Flower's threads draw from it at any time.
 """
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from fedapps.core import log
 T = TypeVar("T")
 SEED = slice(8)  # the bytes of a generator's state that name its seed; draws do not depend on them
 MARK = torch.tensor([*b"fedapps?"], dtype=torch.uint8)  # there while a hook has not seeded it
-TORCH, NUMPY, PYTHON = "torch's", "NumPy's", "Python's"
-# A library can draw once, when it is imported, and another thread now and then, such as the one
-# that sends Flower's heartbeats: told are draws in so many calls running.
-CALLS = 2
+TORCH, NUMPY = "torch's", "NumPy's"
+CALLS = 2  # running, in which a hook draws from NumPy's: a library can draw when it is imported
 
 
 @dataclass
@@ -33,14 +31,14 @@ class Drawn:
     method: str
     told: set[str] = field(default_factory=set)  # the generators of which it has warned
     before: Tensor = field(init=False)  # the state of torch's generator, uint8 [bytes]
-    shared: dict[str, object] = field(init=False)  # those of the others, by their names
-    moved: set[str] = field(init=False)  # which of these a hook has drawn from
-    calls: Counter[tuple[str, str]] = field(default_factory=Counter)  # running, by hook and name
+    shared: tuple[object, ...] = field(init=False)  # that of NumPy's
+    moved: bool = field(init=False)  # whether a hook has drawn from NumPy's
+    calls: Counter[str] = field(default_factory=Counter)  # those that drew from it, by hook
 
     @contextmanager
     def watched(self, hook: str) -> Iterator[None]:
         """Warn if the hook, which is called in this context, draws without a seed of its own."""
-        self.moved = set()
+        self.moved = False
         self._note()
         yield
         self._compare(hook)
@@ -59,28 +57,27 @@ class Drawn:
     def by_clients(self, what: str, awaited: Iterator[T]) -> Iterator[T]:
         """Yield what is awaited; warn if clients in this process draw from NumPy's generator.
 
-        `what` they do is training or an evaluation. Torch's has a seed while they train, and Flower
-        draws from Python's while it waits.
+        `what` they do is training or an evaluation. Torch's has a seed while they train.
         """
-        moved = set[str]()
+        moved = False
         while True:
-            before = _states()
+            before = _numpys()
             found = next(awaited, None)
-            moved |= _changed(before) & {NUMPY}
+            moved |= _numpys() != before
             if found is None:
                 break
             yield found
         self._count(f"{what} at a client", moved, "plan.round, self.client")
 
     def _note(self) -> None:
-        self.shared = _states()
+        self.shared = _numpys()
         self.before = torch.get_rng_state()
         marked = self.before.clone()
         marked[SEED] = MARK
         torch.set_rng_state(marked)
 
     def _compare(self, hook: str) -> None:
-        self.moved |= _changed(self.shared)
+        self.moved |= _numpys() != self.shared
         state = torch.get_rng_state()
         if not torch.equal(state[SEED], MARK):
             return
@@ -89,11 +86,10 @@ class Drawn:
         if not torch.equal(state, self.before):
             self._tell(hook, TORCH, "so its numbers depend on the engine")
 
-    def _count(self, who: str, moved: set[str], when: str = "round_") -> None:
-        for whose in (NUMPY, PYTHON):
-            self.calls[who, whose] = self.calls[who, whose] + 1 if whose in moved else 0
-            if self.calls[who, whose] == CALLS:
-                self._tell(who, whose, "which the whole process shares", when)
+    def _count(self, who: str, moved: bool, when: str = "round_") -> None:
+        self.calls[who] = self.calls[who] + 1 if moved else 0
+        if self.calls[who] == CALLS:
+            self._tell(who, NUMPY, "which the whole process shares", when)
 
     def _tell(self, who: str, whose: str, why: str, when: str = "round_") -> None:
         if whose in self.told:
@@ -106,10 +102,6 @@ class Drawn:
         )
 
 
-def _states() -> dict[str, object]:
-    numpys: Any = np.random.get_state()
-    return {NUMPY: (numpys[1].tobytes(), *numpys[2:]), PYTHON: random.getstate()}
-
-
-def _changed(before: dict[str, object]) -> set[str]:
-    return {whose for whose, state in _states().items() if state != before[whose]}
+def _numpys() -> tuple[object, ...]:
+    _, key, *rest = np.random.get_state()
+    return (np.asarray(key).tobytes(), *rest)

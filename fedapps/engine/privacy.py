@@ -85,7 +85,7 @@ class Central(DifferentialPrivacy):
                 check_plan(self.settings, self.layout, plan)
         except Exception:  # the author's code can raise anything, and return no plan
             return False
-        return not replaced(strategy, ASKS)
+        return not (replaced(strategy, ASKS) or self.settings.dp.adaptive)
 
     def select(self, round_: int, selected: Sequence[int], there: Collection[int]) -> list[int]:
         """Draw from all clients, as the accountant assumes; then drop those that are not there."""

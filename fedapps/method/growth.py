@@ -26,6 +26,10 @@ class Growing(StrategyTools):
         super().__init_subclass__(**given)
         for attribute in ("by_client", "by_pair", "by_mean"):
             named = [vars(base).get(attribute, ()) for base in reversed(cls.__mro__)]
+            own = named[-1]
+            if not (isinstance(own, tuple) or hasattr(own, "__get__")):
+                told = f"{cls.__name__}.{attribute} = {own!r}"
+                raise TypeError(f'{told}: must be a tuple of names, such as ("phi",)')
             if all(isinstance(names, tuple) for names in named):
                 setattr(cls, attribute, tuple(dict.fromkeys(chain.from_iterable(named))))
 

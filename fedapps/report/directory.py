@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import json
 import os
 import re
 import time
@@ -12,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 
@@ -194,7 +194,7 @@ def summary(run: Path) -> dict[str, Any]:
     """Read summary.json; empty if the run has none. Raises `RunError` if it cannot be read."""
     if os.path.exists(run / SUMMARY):
         with _reading(run / SUMMARY) as file:
-            return dict(json.load(file))
+            return msgspec.json.decode(file.read(), type=dict[str, Any])
     return {}
 
 

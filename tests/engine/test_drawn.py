@@ -63,25 +63,21 @@ def draw_from_numpy(strategy):
     np.random.randn()  # every other one of these only takes what the last one left
 
 
-def draw_from_python(strategy):
-    random.random()
-
-
-OF_THE_PROCESS = [("NumPy's", draw_from_numpy), ("Python's", draw_from_python)]
-
-
 @pytest.mark.parametrize("hook", ["select", "download", "aggregate", "after_round"])
-@pytest.mark.parametrize(("whose", "draws"), OF_THE_PROCESS)
-def test_a_hook_that_draws_from_a_generator_of_the_process_is_told_once(told, hook, whose, draws):
-    (line,) = told(hook, nothing, draws)
-    assert line.startswith(f"{hook} of fedavg draws from {whose} global generator, which the whole")
+def test_a_hook_that_draws_from_numpys_generator_is_told_once(told, hook):
+    (line,) = told(hook, nothing, draw_from_numpy)
+    assert line.startswith(f"{hook} of fedavg draws from NumPy's global generator, which the whole")
     assert line.endswith('use generator(self.settings.seed, "fedavg", round_)')
 
 
-@pytest.mark.parametrize(("whose", "draws"), OF_THE_PROCESS)
-def test_what_is_drawn_once_as_at_an_import_is_not_told(told, whose, draws):
+def test_draws_of_flowers_threads_are_not_told(told):
+    """They draw from Python's generator, such as after each heartbeat."""
+    assert not told("aggregate", nothing, lambda strategy: random.random())
+
+
+def test_what_is_drawn_once_as_at_an_import_is_not_told(told):
     for hook in ("select", "download", "aggregate"):
-        left = [draws]
+        left = [draw_from_numpy]
         assert not told(hook, nothing, lambda strategy, left=left: left and left.pop()(strategy))
 
 

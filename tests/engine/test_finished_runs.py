@@ -279,9 +279,10 @@ def test_files_beside_the_states_cost_no_run(tiny_run, accuracy, monkeypatch):
     assert 0 <= accuracy(folder, 2, folder, "--client", "2") <= 1
 
 
-def test_a_summary_that_cannot_be_read_is_told(tiny_run):
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_summary_that_cannot_be_read_is_told(tiny_run, text):
     folder = tiny_run('strategy="fedavg" checkpoint-every=0')
-    (folder / "summary.json").write_text("{")
+    (folder / "summary.json").write_text(text)
     assert refusal(folder, "--client", 2).startswith(f"cannot read {folder / 'summary.json'}: ")
 
 

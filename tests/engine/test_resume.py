@@ -816,7 +816,8 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(noise, place):
 
 @pytest.mark.parametrize(("value", "kind"), [
     ([1, 2], "a list"), ({"b": np.zeros(2)}, "a dict"), (None, "None"), (3, "an int"),
-    (np.array(["a"]), "of dtype <U1"),
+    (np.array(["a"]), "of dtype <U1, which no checkpoint holds"),
+    (np.zeros(2, complex), "of dtype complex128, which no checkpoint holds"),
 ])  # fmt: skip
 def test_a_state_that_would_come_back_as_something_else_is_named(value, kind):
     """A list, for example, comes back as an array, to which `+` does not append."""

@@ -1,6 +1,7 @@
 """Tools for methods that keep what clients sent, and what they predict with."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -72,6 +73,12 @@ def test_a_method_names_only_what_it_keeps_beside_its_base():
     grown = {name for name, rows in strategy.state.items() if len(rows) == 8}
     assert grown == {"sent", "own/mean", "more", "pairs", *last}
     assert strategy.state["h/a"].tolist() == [4 / 6] * 6
+
+
+@pytest.mark.parametrize("names", [["own/mean"], "own/mean"])
+def test_names_that_are_no_tuple_are_refused_when_the_class_is_made(names):
+    with pytest.raises(TypeError, match=r"^Own\.by_client = .*: must be a tuple of names"):
+        type("Own", (Mixing,), {"by_client": names})
 
 
 def test_a_property_says_all_itself():
