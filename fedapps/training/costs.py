@@ -152,12 +152,15 @@ class Profile:
         x = self.example() if first else self._ones(layers[0])
         if below and x.is_floating_point():
             x = x.requires_grad_().clone()  # a leaf cannot be changed in place
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(value=False)  # its nested tensors have no shape
+        encoders = [m for m in self.model.modules() if isinstance(m, nn.TransformerEncoder)]
+        nested = [encoder for encoder in encoders if encoder.use_nested_tensor]
+        for encoder in nested:
+            encoder.use_nested_tensor = False  # a nested tensor has no shape
         try:
             run(self.model, x, layers)
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+            for encoder in nested:
+                encoder.use_nested_tensor = True
             for handle in handles:
                 handle.remove()
         return macs

@@ -346,22 +346,23 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("fills", [True, False])
 def test_attention_with_a_mask_is_counted(fills):
     """In eval mode, torch has a faster path of its own for it, whose tensors have no shape."""
-    facts = described(nn.Sequential(Masked(fills), nn.Linear(4, 3)), (7,), token=4)
+    model = nn.Sequential(Masked(fills), nn.Linear(4, 3))
+    facts = described(model, (7,), token=4)
     steps = 7 * (4 * 4 * 4 + 2 * 4 * 8) + 2 * 7 * 7 * 4
     assert facts.forward_macs(("0", "1")) == steps + 4 * 3
     assert facts.step_macs(("0", "1"), "0") == 3 * (steps + 4 * 3)
-    assert torch.backends.mha.get_fastpath_enabled()
+    assert model[0].mix.use_nested_tensor
 
 
 def test_an_error_while_counting_leaves_nothing_behind():
-    """The fast path is off for the whole process, so that every later prediction would be slow."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-    facts = described(model, (4,))
+    """Without its faster path, every later prediction would be slow."""
+    model = nn.Sequential(Masked(True), nn.Linear(4, 3))
+    facts = described(model, (7,), token=4)
     model[1] = nn.Linear(9, 3)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         facts.forward_macs(("0", "1"))
-    assert torch.backends.mha.get_fastpath_enabled()
-    assert not any(module._forward_hooks for module in model)
+    assert model[0].mix.use_nested_tensor
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_counting_leaves_modes_and_frozen_layers_as_they_are():
