@@ -14,7 +14,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do `num-rounds` rounds of empty messages."""
-    while not (nodes := list(grid.get_node_ids())):
+    while len(nodes := list(grid.get_node_ids())) < int(context.run_config["nodes"]):
         time.sleep(0.1)
     for number in range(1, int(context.run_config["num-rounds"]) + 1):
         if number == context.run_config["fail-round"]:
