@@ -199,7 +199,7 @@ class DeviceStore(ClientStore):
 
     def advice(self, round_: int) -> str:
         """If training began from an earlier run's state, say how to drop it, and where it is."""
-        if max((v for v in self._versions() if v < round_), default=None) != EARLIER_RUN:
+        if self.newest(round_) != EARLIER_RUN:
             return ""
         return f'; client-state = "reset" drops the old state that it began from, {self.folder}'
 
