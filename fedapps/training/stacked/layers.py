@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
@@ -51,8 +52,7 @@ class Product(torch.autograd.Function):
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b of each client, as `Product` says."""
-    found: Tensor = Product.apply(x, weight, bias)
-    return found
+    return Product.apply(x, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -64,39 +64,34 @@ class Linear(nn.Linear):
         return product(rows, self.weight, self.bias).view(*x.shape[:-1], -1)
 
 
-class Conv1d(nn.Conv1d):
+class _Convolution(_ConvNd):
+    """A convolution for k clients: im2col, and a product for each client and group of channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [k*B, C, ...] to [k*B, out, ...]."""
+        (rows, out), groups, sides = self.weight.shape[:2], self.groups, len(self.kernel_size)
+        padding = [int(pixels) for pixels in self.padding]
+        if any(padding):
+            x = F.pad(x, [pixels for pixels in reversed(padding) for _ in ("before", "after")])
+        x = x.movedim(1, -1)  # channels last, as pooling has left it
+        for dim, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), 1):
+            x = x.unfold(dim, size, step)
+        places = x.shape[1 : 1 + sides]  # of the output; x is [k*B, *places, C, *kernel]
+        x = x.unflatten(1 + sides, (groups, -1)).movedim(1 + sides, 0).movedim(2 + sides, -1)
+        x = x.unflatten(1, (rows, -1)).transpose(0, 1)  # [k, groups, B, *places, *kernel, C/groups]
+        columns = x.reshape(rows * groups, -1, x.shape[3 + sides :].numel())
+        weight = self.weight.movedim(2, -1).reshape(rows * groups, out // groups, -1)
+        bias = None if self.bias is None else self.bias.reshape(rows * groups, -1)
+        y = product(columns, weight, bias).unflatten(0, (rows, groups)).transpose(1, 2)
+        return y.reshape(-1, *places, out).movedim(-1, 1)
+
+
+class Conv1d(_Convolution, nn.Conv1d):
     """`nn.Conv1d` for k clients."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [k*B, C, T] to [k*B, out, T']."""
-        return _convolved(self, x)
 
-
-class Conv2d(nn.Conv2d):
+class Conv2d(_Convolution, nn.Conv2d):
     """`nn.Conv2d` for k clients."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [k*B, C, H, W] to [k*B, out, H', W']."""
-        return _convolved(self, x)
-
-
-def _convolved(conv: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return a convolution as im2col and one product for each client and group of channels."""
-    (rows, out), groups, sides = conv.weight.shape[:2], conv.groups, len(conv.kernel_size)
-    padding = [int(pixels) for pixels in conv.padding]
-    if any(padding):
-        x = F.pad(x, [pixels for pixels in reversed(padding) for _ in ("before", "after")])
-    x = x.movedim(1, -1)  # channels last, as pooling has left it
-    for dim, (size, step) in enumerate(zip(conv.kernel_size, conv.stride, strict=True), 1):
-        x = x.unfold(dim, size, step)
-    places = x.shape[1 : 1 + sides]  # of the output; x is [k*B, *places, C, *kernel]
-    x = x.unflatten(1 + sides, (groups, -1)).movedim(1 + sides, 0).movedim(2 + sides, -1)
-    x = x.unflatten(1, (rows, -1)).transpose(0, 1)  # [k, groups, B, *places, *kernel, C / groups]
-    columns = x.reshape(rows * groups, -1, x.shape[3 + sides :].numel())
-    weight = conv.weight.movedim(2, -1).reshape(rows * groups, out // groups, -1)
-    bias = None if conv.bias is None else conv.bias.reshape(rows * groups, -1)
-    y = product(columns, weight, bias).unflatten(0, (rows, groups)).transpose(1, 2)
-    return y.reshape(-1, *places, out).movedim(-1, 1)
 
 
 def beside(x: Tensor, rows: int) -> Tensor:
@@ -158,22 +153,6 @@ class BatchNorm2d(_Norm, nn.BatchNorm2d):
     """`nn.BatchNorm2d` for k clients."""
 
 
-class GRU(nn.GRU):
-    """`nn.GRU` for k clients."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Map [k*B, T, in] to outputs [k*B, T, units] and the last ones, [layers, k*B, units]."""
-        return _through_time(self, x, _gru_step)
-
-
-class LSTM(nn.LSTM):
-    """`nn.LSTM` for k clients."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Map [k*B, T, in] to outputs [k*B, T, units] and the last ones, [layers, k*B, units]."""
-        return _through_time(self, x, _lstm_step)
-
-
 class Embedding(nn.Embedding):
     """`nn.Embedding` for k clients."""
 
@@ -225,41 +204,53 @@ class MultiheadAttention(nn.MultiheadAttention):
 State = tuple[Tensor, ...]  # of a recurrent layer, each [k, B, units]; the first is its output
 
 
-def _through_time(
-    rnn: nn.RNNBase, x: Tensor, step: Callable[[Tensor, Tensor, State], State]
-) -> tuple[Tensor, Tensor]:
-    batch, steps = x.shape[:2]
-    last = list[Tensor]()
-    for layer in range(rnn.num_layers):
-        of_input, of_state, *biases = (
-            rnn.get_parameter(f"{name}_l{layer}")
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        rows = len(of_input)
-        given = product(x.reshape(rows, -1, x.shape[-1]), of_input, biases[0])
-        given = given.view(rows, -1, steps, given.shape[-1])
-        zero = x.new_zeros(rows, batch // rows, rnn.hidden_size)
-        state: State = (zero, zero)
-        outputs = list[Tensor]()
-        for now in given.unbind(2):
-            state = step(now, product(state[0], of_state, biases[1]), state)
-            outputs.append(state[0])
-        x = torch.stack(outputs, 2).flatten(0, 1)
-        last.append(state[0].flatten(0, 1))
-    return x, torch.stack(last)
+class _Recurrent(nn.RNNBase):
+    """A recurrent layer for k clients, as a loop over time."""
+
+    step: Callable[[Tensor, Tensor, State], State]  # of what input and state give, and the state
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map [k*B, T, in] to outputs [k*B, T, units] and the last ones, [layers, k*B, units]."""
+        batch, steps = x.shape[:2]
+        last = list[Tensor]()
+        for layer in range(self.num_layers):
+            of_input, of_state, *biases = (
+                self.get_parameter(f"{name}_l{layer}")
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            rows = len(of_input)
+            given = product(x.reshape(rows, -1, x.shape[-1]), of_input, biases[0])
+            given = given.view(rows, -1, steps, given.shape[-1])
+            zero = x.new_zeros(rows, batch // rows, self.hidden_size)
+            state: State = (zero, zero)
+            outputs = list[Tensor]()
+            for now in given.unbind(2):
+                state = self.step(now, product(state[0], of_state, biases[1]), state)
+                outputs.append(state[0])
+            x = torch.stack(outputs, 2).flatten(0, 1)
+            last.append(state[0].flatten(0, 1))
+        return x, torch.stack(last)
 
 
-def _gru_step(given: Tensor, own: Tensor, state: State) -> State:
-    size = 2 * given.shape[-1] // 3
-    reset, update = (given[..., :size] + own[..., :size]).sigmoid().chunk(2, -1)
-    new = torch.addcmul(given[..., size:], reset, own[..., size:]).tanh()
-    return (torch.lerp(new, state[0], update),)
+class GRU(_Recurrent, nn.GRU):  # type: ignore[misc]
+    """`nn.GRU` for k clients."""
+
+    @staticmethod
+    def step(given: Tensor, own: Tensor, state: State) -> State:
+        size = 2 * given.shape[-1] // 3
+        reset, update = (given[..., :size] + own[..., :size]).sigmoid().chunk(2, -1)
+        new = torch.addcmul(given[..., size:], reset, own[..., size:]).tanh()
+        return (torch.lerp(new, state[0], update),)
 
 
-def _lstm_step(given: Tensor, own: Tensor, state: State) -> State:
-    enter, forget, new, out = (given + own).chunk(4, -1)
-    cell = torch.addcmul(forget.sigmoid() * state[1], enter.sigmoid(), new.tanh())
-    return out.sigmoid() * cell.tanh(), cell
+class LSTM(_Recurrent, nn.LSTM):  # type: ignore[misc]
+    """`nn.LSTM` for k clients."""
+
+    @staticmethod
+    def step(given: Tensor, own: Tensor, state: State) -> State:
+        enter, forget, new, out = (given + own).chunk(4, -1)
+        cell = torch.addcmul(forget.sigmoid() * state[1], enter.sigmoid(), new.tanh())
+        return out.sigmoid() * cell.tanh(), cell
 
 
 NATIVE: dict[type[nn.Module], type[nn.Module]] = {
