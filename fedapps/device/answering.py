@@ -273,8 +273,7 @@ def answer_here() -> Answering | None:
 
     def serve_if_needed(config: Any, state_factory: Any) -> tuple[Any, Thread]:
         if config.isolation != "subprocess" or config.runtime_dependency_install:
-            started: tuple[Any, Thread] = serve(config, state_factory)
-            return started
+            return serve(config, state_factory)
         thread = Thread()
         thread.start()
         return SimpleNamespace(should_exit=False, force_exit=False), thread

@@ -45,8 +45,7 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what is added to the output for x."""
-        added: Tensor = self.scale * self.up(self.down(x))
-        return added
+        return self.scale * self.up(self.down(x))
 
     def product(self) -> Tensor:
         """Return (alpha/r) B A [out, in]."""
@@ -140,5 +139,4 @@ def _bases(model: nn.Module) -> Iterator[tuple[str, Base]]:
 
 
 def _add(base: nn.Module, args: object, kwargs: object, output: Tensor) -> Tensor:
-    added: Tensor = base.get_submodule(PART)(first_tensor((args, kwargs)))
-    return output + added
+    return output + base.get_submodule(PART)(first_tensor((args, kwargs)))

@@ -90,8 +90,7 @@ class Add(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        total: Tensor = self.main(x) + self.shortcut(x)
-        return total
+        return self.main(x) + self.shortcut(x)
 
 
 def vgg(

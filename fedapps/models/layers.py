@@ -277,8 +277,7 @@ def run(model: nn.Module, x: Tensor, layers: Iterable[str]) -> Tensor:
     if not can_be_cut(model):
         if tuple(layers) != tuple(keys_by_layer(model)):
             raise RunError(f"{type(model).__name__}: {UNCUT}")
-        whole: Tensor = model(x)
-        return whole
+        return model(x)
     for child in children_of(model, layers):
         x = model.get_submodule(child)(x)
     return x

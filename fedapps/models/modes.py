@@ -63,5 +63,4 @@ def in_eval_mode(module: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs [b, ...] of a module in eval mode; afterwards, its mode is as before."""
     right = "an nn.Module, such as self.model"
     with unchanged(as_returned("module", module, isinstance(module, nn.Module), right)):
-        outputs: Tensor = module.eval()(inputs)
-    return outputs
+        return module.eval()(inputs)

@@ -32,8 +32,7 @@ class Embedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, T, size]."""
-        vectors: Tensor = self.token(x) + self.position[: x.shape[1]]
-        return vectors
+        return self.token(x) + self.position[: x.shape[1]]
 
 
 class Block(nn.Module):
@@ -55,8 +54,7 @@ class Block(nn.Module):
         y = self.norm1(x)
         x = x + self.attention(y, y, y, attn_mask=hidden, need_weights=False)[0]
         wide = torch.relu(self.wide(self.norm2(x)))
-        out: Tensor = x + self.narrow(wide)
-        return out
+        return x + self.narrow(wide)
 
 
 class Channels(nn.Module):

@@ -28,8 +28,7 @@ class Patches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, patches, size]."""
-        vectors: Tensor = self.conv(self.pad(x)).flatten(2).transpose(1, 2) + self.position
-        return vectors
+        return self.conv(self.pad(x)).flatten(2).transpose(1, 2) + self.position
 
 
 class Attention(nn.Module):

@@ -116,10 +116,4 @@ def _each(stacked: nn.Module, one: nn.Module, x: Tensor) -> Tensor:
     """Run a module for k clients, by `vmap` over the entries of `stacked`; `one` is for one."""
     entries = dict(stacked.named_parameters()) | dict(stacked.named_buffers())
     rows = len(next(iter(entries.values())))
-
-    def of_client(entries: dict[str, Tensor], x: Tensor) -> Tensor:
-        found: Tensor = functional_call(one, entries, (x,))
-        return found
-
-    done: Tensor = vmap(of_client)(entries, x.unflatten(0, (rows, -1)))
-    return done.flatten(0, 1)
+    return vmap(partial(functional_call, one))(entries, x.unflatten(0, (rows, -1))).flatten(0, 1)
