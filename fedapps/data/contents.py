@@ -1,7 +1,6 @@
 """What own data contain: images with labels, or inputs and targets of any shape."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from fedapps.core.words import composed, number
 from fedapps.data.dataset import Dataset, Shape
 from fedapps.data.npz import KEYS, OTHERS, Array, Rows, in_text, not_finite
 from fedapps.data.precision import as_float32
-from fedapps.data.spec import FILLS, FLOAT, WHOLE, Normalization, Spec, image_spec
+from fedapps.data.spec import FILLS, FLOAT, WHOLE, Spec, image_spec, usual
 
 MAX_CLASSES = 65_536  # a larger label is a mistake that would cost a huge last layer
 
@@ -41,13 +40,21 @@ def dataset_of(
                 f"{path}: key {key} is missing; found {', '.join(found) or 'none'}; needed {needed}"
             )
     inputs, targets = (tuple(arrays[part + kind] for part in parts) for kind in kinds)
-    make = _anything if others else _images
-    whole = make(path, inputs, targets)
-    if not whole.inputs.image:
-        whole = replace(whole, rows=Rows(inputs, missing in FILLS), missing=missing)
-    if plain:
-        whole = replace(whole, num_train=len(whole.target_values))
-    return replace(whole, groups=_groups(path, arrays, parts, len(whole.target_values)))
+    spec = (_anything if others else _images)(inputs, targets)
+    values, target_spec = _targets(targets)
+    training = inputs if plain else inputs[:-1]
+    return Dataset(
+        path.stem,
+        spec,
+        target_spec,
+        values,
+        sum(part.shape[0] for part in training),
+        usual(spec) if spec.image or spec.is_whole else None,
+        Rows(inputs, others and missing in FILLS),
+        groups=_groups(path, arrays, parts, len(values)),
+        truths=targets[0].dtype.kind == "b",
+        missing=missing if others else "refuse",
+    )
 
 
 def _groups(
@@ -72,39 +79,24 @@ def _groups(
     return np.array([*map(composed, names.tolist())], str)[of]
 
 
-def _images(path: Path, images: tuple[Array, ...], labels: tuple[Array, ...]) -> Dataset:
+def _images(images: tuple[Array, ...], labels: tuple[Array, ...]) -> Spec:
     for image, label in zip(images, labels, strict=True):
         check_images(image, images[0])
         _check_labels(label, image)
-    values, targets = _targets(labels)
-    shape = shape_of(images[0])
-    half = (0.5,) * shape[0]
-    size = sum(image.shape[0] for image in images[:-1])
-    normalization = Normalization(half, half)
-    return Dataset(path.stem, image_spec(shape), targets, values, size, normalization, Rows(images))
+    return image_spec(shape_of(images[0]))
 
 
-def _anything(path: Path, inputs: tuple[Array, ...], targets: tuple[Array, ...]) -> Dataset:
+def _anything(inputs: tuple[Array, ...], targets: tuple[Array, ...]) -> Spec:
     for array in (*inputs, *targets):
         if min(array.shape, default=0) < 1:
             rule = "must be [N, ...], every side at least 1"
-            raise RunError(f"{path}: {array.key} has shape {list(array.shape)}; {rule}")
+            raise RunError(f"{array.path}: {array.key} has shape {list(array.shape)}; {rule}")
     spec = input_spec(inputs)
     for part, target in zip(inputs, targets, strict=True):
         _check_like(part, inputs[0], "inputs")
         _check_like(target, targets[0], "targets")
         _check_size(target, "target", part, "sample")
-    values, target_spec = _targets(targets)
-    return Dataset(
-        path.stem,
-        spec,
-        target_spec,
-        values,
-        sum(part.shape[0] for part in inputs[:-1]),
-        Normalization() if spec.is_whole else None,
-        Rows(inputs),
-        truths=targets[0].dtype.kind == "b",
-    )
+    return spec
 
 
 def input_spec(inputs: tuple[Array, ...]) -> Spec:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedapps.data.npz import Rows
-from fedapps.data.spec import PLAIN, Normalization, Spec, per_feature
+from fedapps.data.spec import PLAIN, Normalization, Spec, per_feature, usual
 
 Shape = tuple[int, int, int]  # channels, height, width
 BLOCK = 4096  # samples that are read at once to find their mean and deviation
@@ -124,6 +124,5 @@ class Dataset:
 
 def declared(name: str, inputs: Spec, targets: Spec) -> Dataset:
     """Return a data set without samples: what a server knows about data that stay on devices."""
-    half = (0.5,) * inputs.shape[0] if inputs.image else ()
     empty = np.empty((0, *targets.shape), targets.dtype)
-    return Dataset(name, inputs, targets, empty, 0, Normalization(half, half), scaling=PLAIN)
+    return Dataset(name, inputs, targets, empty, 0, usual(inputs), scaling=PLAIN)

@@ -117,6 +117,12 @@ class Normalization:
 PLAIN = Normalization()  # values stay as they are
 
 
+def usual(inputs: Spec) -> Normalization:
+    """Return mean and deviation 0.5 for images; values of other samples stay as they are."""
+    half = (0.5,) * inputs.shape[0] if inputs.image else ()
+    return Normalization(half, half)
+
+
 @dataclass(frozen=True)
 class Pooled:
     """What a run has found in the samples of all clients, and its model needs ever after.
