@@ -50,12 +50,8 @@ class Shares(Sequence[Share]):
         return len(self.samples)
 
     def __getitem__(self, client: Any) -> Any:
-        own = self.samples[client]
-        if self.tests:
-            share = Share(own, self.tests[client])
-        else:
-            share = _split(own, self.labels, client, self.settings)
-        return _hold_out(share, self.labels, client, self.settings)
+        test = self.tests[client] if self.tests else None
+        return _share(self.samples[client], test, self.labels, client, self.settings)
 
     def _too_few(self) -> np.ndarray:
         """Tell without a split which clients can have too few samples for one: bool [clients]."""
@@ -101,12 +97,8 @@ def own_share(labels: np.ndarray, num_train: int, client: int, settings: Setting
     part are split by `test-fraction`. `validation-fraction` of the training samples is held out.
     Raises `RunError` if there are too few.
     """
-    size = len(labels)
-    if num_train < size:
-        share = Share(np.arange(num_train), np.arange(num_train, size))
-    else:
-        share = _split(np.arange(size), labels, client, settings)
-    return _hold_out(share, labels, client, settings)
+    own, test = np.split(np.arange(len(labels)), [num_train])
+    return _share(own, test if len(test) else None, labels, client, settings)
 
 
 def held(sizes: np.ndarray | int, fraction: float) -> np.ndarray:
@@ -141,25 +133,26 @@ def _partition(labels: np.ndarray, settings: Settings) -> Parts:
     return parts
 
 
-def _split(part: np.ndarray, labels: np.ndarray, client: int, settings: Settings) -> Share:
-    """Split a client's samples into training and test samples, both not empty."""
-    train, test = _divided(part, labels, settings.test_fraction, "split", client, settings)
-    if not len(test):
-        key, has = f'split = "{settings.split}"', number(len(part), "sample")
-        raise _too_few(key, client, has, settings.test_fraction, settings)
-    return Share(train, test)
+def _share(
+    train: np.ndarray, test: np.ndarray | None, labels: np.ndarray, client: int, settings: Settings
+) -> Share:
+    """Return a client's share; without `test` samples, it gives away training samples for these.
 
-
-def _hold_out(share: Share, labels: np.ndarray, client: int, settings: Settings) -> Share:
-    """Move `validation-fraction` of the training samples to validation, none if it is 0."""
+    Then it gives away `validation-fraction` of those that are left. Raises `RunError` if a part
+    would be empty.
+    """
+    if test is None:
+        fraction, has = settings.test_fraction, number(len(train), "sample")
+        train, test = _divided(train, labels, fraction, "split", client, settings)
+        if not len(test):
+            raise _too_few(f'split = "{settings.split}"', client, has, fraction, settings)
     if not settings.validation_fraction:
-        return share
-    fraction = settings.validation_fraction
-    train, held_out = _divided(share.train, labels, fraction, "validation", client, settings)
+        return Share(train, test)
+    fraction, has = settings.validation_fraction, number(len(train), "training sample")
+    train, held_out = _divided(train, labels, fraction, "validation", client, settings)
     if not len(held_out):
-        has = number(len(share.train), "training sample")
         raise _too_few(f"validation-fraction = {fraction:g}", client, has, fraction, settings)
-    return Share(train, share.test, held_out)
+    return Share(train, test, held_out)
 
 
 def _divided(
