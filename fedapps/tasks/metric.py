@@ -29,11 +29,6 @@ def macro_f1(found: str, true: str, counts: Counts) -> tuple[float, float]:
     return (2 * counts[found][there] / both[there]).sum(), there.sum()
 
 
-def unchanged(mean: float) -> float:
-    """Return the value of a metric that is a mean."""
-    return mean
-
-
 @dataclass(frozen=True)
 class Metric:
     """A figure of a client's predictions: a sum over the client's samples, and its weight.
@@ -52,7 +47,7 @@ class Metric:
     parts: Callable[[Counts], tuple[float, float]]
     unit: str = PERCENT
     more_is_better: bool = True
-    of_mean: Callable[[float], float] = unchanged
+    of_mean: Callable[[float], float] = float  # as it is
     bounds: tuple[float, float] = (0.0, 1.0)
     by_class: bool = False  # a mean over classes, so parts of several clients do not add up
 
@@ -97,15 +92,12 @@ class Metric:
 
     def of(self, counts: Counts) -> float | None:
         """Return the value for these counts; None if it is not defined for them."""
-        total, weight = self.parts(counts)
-        return self.of_mean(float(total / weight)) if weight else None
+        return self.together([counts])
 
     def together(self, clients: Sequence[Counts]) -> float | None:
         """Return the value over the samples of several clients together; None if undefined."""
         if self.by_class and clients:
-            return self.of(
-                {name: np.sum([c[name] for c in clients], axis=0) for name in clients[0]}
-            )
+            clients = [{key: np.sum([c[key] for c in clients], axis=0) for key in clients[0]}]
         parts = [self.parts(counts) for counts in clients] or [(0, 0)]
         total, weight = np.sum(parts, axis=0)
         return self.of_mean(float(total / weight)) if weight else None
