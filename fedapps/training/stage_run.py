@@ -42,8 +42,8 @@ class StageRun:
                 "parameters of the objective: one has requires_grad=False, so that it would not be"
                 " trained; call requires_grad_(True), or leave it out"
             )
-        by_sample = self.threshold is not None and self.threshold.by_sample
-        macs = self.profile.step_macs(stage.layers, self.layers[0], by_sample)
+        self.by_sample = self.threshold is not None and self.threshold.by_sample
+        macs = self.profile.step_macs(stage.layers, self.layers[0], self.by_sample)
         self.macs = macs + self.objective.macs  # for each sample
         self.updates = layout.count(stage.layers) + sum(p.numel() for p in beside)  # by each step
         self.parameters = freeze_all_but(self.profile.model, layout, stage.layers)
@@ -55,15 +55,14 @@ class StageRun:
         Raises ValueError if each sample is clipped and there are parameters beside the model, which
         would never get a gradient.
         """
-        model, objective, threshold = self.profile.model, self.objective, self.threshold
-        by_sample = threshold is not None and threshold.by_sample
-        if by_sample and objective.parameters:
+        model, objective = self.profile.model, self.objective
+        if self.by_sample and objective.parameters:
             raise refusal("the objective has parameters beside the model")
         loss = torch.zeros(())  # summed over the samples of all steps that were taken
         taken: list[int] = []  # batch sizes of these steps
-        with closing(SampleGradients(model)) if by_sample else nullcontext() as samples:
+        with closing(SampleGradients(model)) if self.by_sample else nullcontext() as samples:
             for group in grouped(batches, objective.batches, self.stage.max_steps):
-                passes = _Passes(model, self.layers, objective, threshold, samples, loss)
+                passes = _Passes(self, samples, loss)
                 if self._step(passes, group):
                     loss = passes.loss
                     taken += passes.sizes
@@ -78,11 +77,11 @@ class StageRun:
     def _step(self, passes: "_Passes", group: list[Samples]) -> bool:
         """Take one step; return False if it was rejected, so that nothing has moved."""
         self.objective.gradients(passes, group)
-        passes.check(self.stage)
+        passes.check()
         if self.stage.prox_mu:
             add_proximal(self.parameters, self.anchor, self.stage.prox_mu)
         fine = passes.fine
-        if fine and self.threshold and passes.samples is None:
+        if fine and self.threshold and not self.by_sample:
             trained = self.parameters.values()
             fine = clip_batch([p.grad for p in trained if p.grad is not None], self.threshold)
         if not fine:
@@ -104,31 +103,29 @@ class _Passes:
     the stage declares.
     """
 
-    model: nn.Module
-    layers: Slice
-    objective: Objective
-    threshold: Threshold | None
+    run: StageRun
     samples: SampleGradients | None
     loss: Tensor  # summed over samples, beginning with those of earlier steps
     sizes: list[int] = field(default_factory=list)
     fine: bool = True
 
     def __call__(self, batch: Samples) -> None:
-        inputs, targets = batch
-        outputs = self.objective.forward(self.model, inputs, self.layers)
-        assert self.objective.loss is not None  # the trainer has put in that of the task
-        value = self.objective.loss(outputs, targets)
+        (inputs, targets), objective = batch, self.run.objective
+        outputs = objective.forward(self.run.profile.model, inputs, self.run.layers)
+        assert objective.loss is not None  # the trainer has put in that of the task
+        value = objective.loss(outputs, targets)
         fits = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
         as_returned("loss", value, fits, "a tensor of one value, with its gradient")
-        if self.samples and self.threshold:
-            self.fine &= self.samples.clip(value, self.threshold)
+        if self.samples and self.run.threshold:
+            self.fine &= self.samples.clip(value, self.run.threshold)
         else:
             value.backward()
         self.loss = self.loss + value.detach() * len(targets)
         self.sizes.append(len(targets))
 
-    def check(self, stage: Stage) -> None:
+    def check(self) -> None:
         """Raise ValueError if the step computed no gradient, or more than its stage declares."""
+        stage = self.run.stage
         if not self.sizes:
             raise ValueError(
                 "a step did not call backward: without it, neither its loss nor its costs are"
