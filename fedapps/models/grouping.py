@@ -29,7 +29,7 @@ from fedapps.core.errors import RunError
 from fedapps.core.words import did_you_mean
 
 Names = tuple[str, ...]
-_CHILDREN: WeakKeyDictionary[nn.Module, dict[str, Names]] = WeakKeyDictionary()
+_CHILDREN: WeakKeyDictionary[nn.Module, dict[str, list[str]]] = WeakKeyDictionary()
 _ORIGINS: WeakKeyDictionary[nn.Module, WeakSet[nn.Module]] = WeakKeyDictionary()  # of copies
 
 
@@ -79,39 +79,28 @@ def layers_by_module(model: nn.Module, keys: Mapping[str, Names]) -> dict[str, f
     layer_of = {key: name for name, own in keys.items() for key in own}
     found: dict[str, frozenset[str]] = {}
     last = frozenset([next(iter(keys))])
-    for path, module in model.named_modules():
-        inside = (f"{path}." if path else "") + "{}"
-        own = frozenset(
-            layer_of[key]
-            for key in (inside.format(name) for name in module.state_dict())
-            if key in layer_of
-        )
+    for path, _ in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = frozenset(name for key, name in layer_of.items() if key.startswith(prefix))
         around = found.get(path.rpartition(".")[0], frozenset())
         found[path] = own or (around if len(around) == 1 else last)
         last = found[path] if len(found[path]) == 1 else last
     return found
 
 
-def children_by_layer(model: nn.Module) -> dict[str, Names]:
-    """Return, for a model that can be cut, the children that make up each layer.
+def children_of(model: nn.Module, layers: Iterable[str]) -> list[str]:
+    """Return the children that make up some layers of a model that can be cut, in order.
 
     A child that is no layer belongs to the layer before it; at the beginning, to the first one.
     """
-    known = _CHILDREN.get(model)
-    if known is None:
-        layers = keys_by_layer(model)
-        found: dict[str, list[str]] = {name: [] for name in layers}
-        current = next(iter(layers))
+    if model not in _CHILDREN:
+        found: dict[str, list[str]] = {name: [] for name in keys_by_layer(model)}
+        current = next(iter(found))
         for name in model._modules:  # `named_children` leaves out a module that comes again
-            current = name if name in layers else current
+            current = name if name in found else current
             found[current].append(name)
-        known = _CHILDREN[model] = {name: tuple(children) for name, children in found.items()}
-    return known
-
-
-def children_of(model: nn.Module, layers: Iterable[str]) -> list[str]:
-    """Return the children that make up some layers of a model that can be cut, in order."""
-    children = children_by_layer(model)
+        _CHILDREN[model] = found
+    children = _CHILDREN[model]
     return [child for layer in layers for child in children[layer]]
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedapps.models.grouping import children_by_layer
-from fedapps.models.layers import Slice, run
+from fedapps.models.layers import Slice, in_sequence, run
 from fedapps.tasks import Counts, Task
 from fedapps.training.batches import Samples, chunks
 
@@ -84,9 +83,7 @@ def _checked(outputs: object, size: int, task: Task) -> Tensor:
 @torch.no_grad()
 def features(model: nn.Module, inputs: Tensor, layers: Slice) -> Tensor:
     """Return the outputs of the given leading layers, in eval mode, for all inputs."""
-    for name in layers:
-        for child in children_by_layer(model)[name]:
-            model.get_submodule(child).eval()
+    in_sequence(model, layers).eval()
     return torch.cat([run(model, chunk, layers) for chunk in chunks(inputs)])
 
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fedapps.core.cache import ByteCache
 from fedapps.core.words import some
-from fedapps.models.grouping import children_by_layer
-from fedapps.models.layers import Slice
+from fedapps.models.layers import Slice, in_sequence
 from fedapps.models.modes import eval_mode, freeze_all_but
 from fedapps.tasks import CLASSIFICATION, Task
 from fedapps.training.augment import windows
@@ -125,8 +124,7 @@ class Trainer:
             return ()
         prefix: Slice = ()
         for name in self.layout.prefix(needed):
-            children = children_by_layer(self.model)[name]
-            if not all(is_cacheable(self.model.get_submodule(child)) for child in children):
+            if not is_cacheable(in_sequence(self.model, (name,))):
                 break
             prefix += (name,)
         shapes, names = self.profile.shapes, self.layout.names
