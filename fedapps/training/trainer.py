@@ -138,8 +138,9 @@ class Trainer:
         A batch of one sample is left out if a BatchNorm could not normalize it. If the stage says
         how many `batches` there are, others are repeated in its place.
         """
-        trained = self.layout.slice(stage.layers)
-        needs_two = any(self._sees_one_value(name, trained) for name in self.layout.names)
+        trained = self.layout.touched(self.layout.slice(stage.layers))
+        measure = {*trained, *self.profile.of_batch}  # their BatchNorms take statistics of a batch
+        needs_two = any(self.profile.lone[name] for name in self.layout.names if name in measure)
         least = max(stage.least, 1 + needs_two)
         starts = range(0, size, self.batch_size)
         own = [start for start in starts if min(self.batch_size, size - start) >= least]
@@ -159,11 +160,6 @@ class Trainer:
             for start in starts:
                 part = slice(start, start + self.batch_size)
                 yield batch_of(data, order[part], [of[part] for of in crops], self.border)
-
-    def _sees_one_value(self, layer: str, trained: Slice) -> bool:
-        """Tell whether a BatchNorm would take statistics of a single value in a batch of one."""
-        touched = layer in self.layout.touched(trained)
-        return self.profile.lone[layer] and (touched or layer in self.profile.of_batch)
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers of layers such as dropout."""
