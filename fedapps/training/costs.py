@@ -167,11 +167,9 @@ class Profile:
 
     def restricted(self, model: nn.Sequential, layout: Layout) -> "Profile":
         """Return the same facts for `model`, which has only the layers of `layout`."""
-        names, shapes, lone = layout.names, self.shapes, self.lone
-        first = names[0] == self.layout.names[0]
-        example = self.example if first else partial(self._ones, names[0])
-        own = {name: shapes[name] for name in names}, {name: lone[name] for name in names}
-        return Profile(model, layout, example, *own, self.of_batch)
+        first = layout.names[0]
+        example = self.example if first == self.layout.names[0] else partial(self._ones, first)
+        return replace(self, model=model, layout=layout, example=example, counted={})
 
     def _ones(self, layer: str) -> Tensor:
         device = next(self.model.parameters()).device
