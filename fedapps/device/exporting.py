@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
@@ -73,11 +72,12 @@ def _onnx(model: Personalized, path: Path) -> None:
 
 
 def _traced(model: Personalized) -> torch.export.ExportedProgram:
+    example = random_samples(model.about.inputs, 2, torch.Generator().manual_seed(0))
     try:
         with warnings.catch_warnings():
             # a GRU notes its weights again while it is traced, and they are the same
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
-            program = torch.export.export(model, (_example(model),), dynamic_shapes=BATCH)
+            program = torch.export.export(model, (example,), dynamic_shapes=BATCH)
     except Exception as error:  # of any kind, in whose first line torch says what is wrong
         needs = ".pt2 and .onnx need a model that torch can trace for any number of samples"
         first = one_line(str(error).strip().partition("\n")[0])
@@ -86,8 +86,3 @@ def _traced(model: Personalized) -> torch.export.ExportedProgram:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it has the folder of this program
     return program
-
-
-def _example(model: Personalized) -> Tensor:
-    """Return two samples, from which the shape and the dtype are read."""
-    return random_samples(model.about.inputs, 2, torch.Generator().manual_seed(0))
