@@ -26,10 +26,8 @@ def told(where: object, names: Sequence[str], values: np.ndarray, targets: bool)
     if not len(found):
         return []
     worst = found[(std[found] / far[found]).argmin()]
-    step, lost = (
-        np.spacing(far[worst].astype(np.float32)),
-        bool(std[worst] <= LEAST_STD * far[worst]),
-    )
+    step = np.spacing(far[worst].astype(np.float32))
+    lost = bool(std[worst] <= LEAST_STD * far[worst])
     named = some([names[feature] for feature in found.tolist()])
     line = (
         f"{where}: {named}: values around {mean[worst]:.6g}"

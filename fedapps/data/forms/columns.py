@@ -117,7 +117,8 @@ def no_number(values: pd.Series, name: str, where: Where, codes: str = "") -> Ru
     """Return the error of the first text that is no number; `codes` is a rule that takes texts."""
     row = int((values.notna().to_numpy() & np.isnan(numbers(values))).argmax())
     text = shortened(str(values.iloc[row]), MOST_LETTERS)
-    cure = _cure(text) + f', or for codes columns="{codes}"' * bool(codes)
+    missing = "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
+    cure = (_otherwise(text) or missing) + f', or for codes columns="{codes}"' * bool(codes)
     return RunError(f'{where(row)}: column {name} holds "{text}", not a number; {cure}')
 
 
@@ -157,7 +158,7 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         row = int((stripped(values) == odd[0]).argmax())
         cure = f"rename it, or {_CLIENTS}"
         if _COMMA.fullmatch(odd[0]):
-            cure = f"{_cure(odd[0])}, otherwise {cure}"
+            cure = f"{_otherwise(odd[0])}, otherwise {cure}"
         if _are_sentences(texts):
             cure = _SENTENCES
         text = shortened(odd[0], MOST_LETTERS)
@@ -174,12 +175,6 @@ def _many(texts: Sequence[str]) -> str:
 
 def _are_sentences(texts: Sequence[str]) -> bool:
     return sum(text.count(" ") > 1 for text in texts) > len(texts) / 2
-
-
-def _cure(text: str) -> str:
-    """Say what to do with a text among numbers."""
-    missing = "if it stands for a missing value, leave the cell empty, or write NA, NaN or ?"
-    return _otherwise(text) or missing
 
 
 def _otherwise(text: str) -> str:
@@ -267,10 +262,8 @@ def _cure_of_texts(values: pd.Series, frame: pd.DataFrame, columns: Sequence[Col
 
 def demand_size(rows: Rows, names: Sequence[str], values: np.ndarray) -> None:
     """Refuse numbers in these columns, [N] or [N, names], that no float32 is close to."""
-    large = np.abs(values.reshape(len(values), -1)) > LARGEST
-    if large.any():
-        row, column = np.argwhere(large)[0].tolist()
-        value = values.reshape(len(values), -1)[row, column]
-        raise RunError(
-            f"{rows.where(row)}: column {names[column]} holds {value:g}; must be {RANGE}"
-        )
+    values = values.reshape(len(values), -1)
+    if len(large := np.argwhere(np.abs(values) > LARGEST)):
+        row, column = large[0].tolist()
+        told = f"holds {values[row, column]:g}; must be {RANGE}"
+        raise RunError(f"{rows.where(row)}: column {names[column]} {told}")

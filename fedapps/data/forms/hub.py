@@ -193,7 +193,5 @@ def _decoded(cells: Iterator[Any], where: str) -> Any:
 
 
 def _pixels(picture: Any, mode: str, where: str) -> np.ndarray:
-    try:
+    with readable(where):
         return pixels(picture, mode)
-    except ValueError as error:
-        raise RunError(f"{where}: cannot be read as a picture ({error})") from error

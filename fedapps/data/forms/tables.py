@@ -61,11 +61,6 @@ def _frames(files: Sequence[File], form: Form) -> list[pd.DataFrame]:
     return frames_of(paths, texts | targets, named, _kept(form, targets), whole)
 
 
-def _has_names(form: Form) -> bool:
-    """Tell whether the classes of the run have names other than their numbers."""
-    return form.names != tuple(map(str, range(len(form.names))))
-
-
 def _named_by_numbers(form: Form) -> bool:
     """Tell whether whole numbers, as Python writes them, are the names of all classes."""
     return all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in form.names)
@@ -92,7 +87,7 @@ def of_frames(frames: Sequence[pd.DataFrame], files: Sequence[File], form: Form)
     Numbers are no classes of a run that has names for them: nobody has said which is which.
     """
     targets = _target_columns(frames[0], files, form)
-    if _has_names(form):
+    if form.names != tuple(map(str, range(len(form.names)))):
         plain = [[n for n in {*targets} & {*each} if not holds_texts(each[n])] for each in frames]
         pairs = zip(frames, plain, strict=True)
         frames = [each.assign(**{n: _names(each[n], form) for n in names}) for each, names in pairs]
@@ -237,11 +232,8 @@ def _complete(
     count = f"{broken.sum()} of {number(len(inputs), 'row')}"
     if form.missing in FILLS:
         cells = number(int(empty.to_numpy().sum()), "value")
-        return (
-            inputs,
-            rows,
-            [f'{count} have missing values; missing = "{form.missing}" fills {cells}'],
-        )
+        told = f'{count} have missing values; missing = "{form.missing}" fills {cells}'
+        return inputs, rows, [told]
     first = int(broken.argmax())
     if form.missing == "refuse":
         name = chosen[int(empty.iloc[first].argmax())].name
