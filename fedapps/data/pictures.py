@@ -57,7 +57,7 @@ def pictures_of(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
 
 def mode_of(file: Path) -> str:
     """Return what the pixels of a picture are, as Pillow names it; raises `RunError`."""
-    with _opened(file) as image:
+    with readable(file) as pillow, pillow.open(file) as image:
         return str(image.mode)
 
 
@@ -107,14 +107,8 @@ def pixels(image: Any, first_mode: str) -> np.ndarray:
 
 
 def _picture(file: Path, mode: str = "RGB") -> np.ndarray:
-    with _opened(file) as image:
-        return pixels(image, mode)
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
     with readable(file) as pillow, pillow.open(file) as image:
-        yield image
+        return pixels(image, mode)
 
 
 @contextmanager
