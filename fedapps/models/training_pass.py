@@ -21,7 +21,9 @@ GENERATORS: dict[str, Callable[[], Any]] = {
     "random": random.getstate,
     "numpy.random": np.random.get_state,
 }
-PASSES = 3  # one that moves only once can have moved for another thread, such as Ray's
+# First passes, as a model can keep what it draws. One generator that moves only once can have moved
+# for another thread, such as Ray's.
+PASSES = 3
 
 
 def check_training(name: str, model: nn.Module, inputs: Spec) -> None:
@@ -37,7 +39,8 @@ def check_training(name: str, model: nn.Module, inputs: Spec) -> None:
 
 def _hidden_state(model: nn.Module, inputs: Spec) -> str:
     allowed = "only weights, samples and torch's random numbers may decide"
-    if others := _always_drawn(model, inputs) - {TORCH}:
+    firsts = [_trained(copy.deepcopy(model), inputs)[1] for _ in range(PASSES)]
+    if others := set.intersection(*firsts) - {TORCH}:
         return f"draws from {min(others)}: {allowed}"
     state, found = model.state_dict(), list[dict[str, object]]()
     before = {key: value.clone() for key, value in state.items()}
@@ -51,12 +54,6 @@ def _hidden_state(model: nn.Module, inputs: Spec) -> str:
     if differ := [key for key in differ if key]:
         return f"changes {differ[0]}: only persistent buffers may change"
     return ""
-
-
-def _always_drawn(model: nn.Module, inputs: Spec) -> set[str]:
-    """Return which generators move in each first pass; a model can keep what it draws there."""
-    firsts = (_trained(copy.deepcopy(model), inputs) for _ in range(PASSES))
-    return set.intersection(*(drawn for _, drawn in firsts))
 
 
 def draws(model: nn.Module, inputs: Spec) -> bool:

@@ -190,7 +190,9 @@ def _forward_macs(module: nn.Module, x: Tensor, output: Tensor) -> tuple[int, Te
         steps = x.shape[:-1].numel() // SAMPLES
         return steps * sum(map(torch.numel, weights)), weights[0]
     if isinstance(module, nn.MultiheadAttention):
-        return _attention_macs(module, x), module.out_proj.weight
+        # of a series with itself: four products with E x E weights, and two of T x T with E
+        steps, size = (x.shape[1] if module.batch_first else x.shape[0]), module.embed_dim
+        return 4 * steps * size * size + 2 * steps * steps * size, module.out_proj.weight
     if isinstance(module, Attention):  # two products of T x T with size, and no weight:
         return 2 * x.shape[1] * x.shape[1] * (x.shape[2] // 3), x  # gradients for both factors
     weight = getattr(module, "weight", None)
@@ -200,12 +202,6 @@ def _forward_macs(module: nn.Module, x: Tensor, output: Tensor) -> tuple[int, Te
     # transposed convolution, an input value has a product with each entry of its own.
     values = x if isinstance(module, _ConvNd) and module.transposed else output
     return values.numel() // SAMPLES * (weight.numel() // weight.shape[0]), weight
-
-
-def _attention_macs(module: nn.MultiheadAttention, x: Tensor) -> int:
-    """Return those of self-attention: four products with E x E weights, and two of T x T with E."""
-    steps, size = (x.shape[1] if module.batch_first else x.shape[0]), module.embed_dim
-    return 4 * steps * size * size + 2 * steps * steps * size
 
 
 @torch.no_grad()
