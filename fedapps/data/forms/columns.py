@@ -151,9 +151,9 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         raise no_number(values, name, where, _codes(name, there))
     texts = tuple(sorted(set(stripped(there))))
     if len(texts) > MOST_TEXTS:
-        raise RunError(
-            f"{where(0)}: column {name} holds {len(texts)} different texts; {_many(texts)}"
-        )
+        clients = f"{_CLIENTS}; if it is a category, {_VALUES}"
+        cure = _otherwise(texts[0]) or (_SENTENCES if _are_sentences(texts) else clients)
+        raise RunError(f"{where(0)}: column {name} holds {len(texts)} different texts; {cure}")
     if odd := [word for word in (name, *texts) if set(word) & set(",=|")]:
         row = int((stripped(values) == odd[0]).argmax())
         cure = f"rename it, or {_CLIENTS}"
@@ -164,13 +164,6 @@ def _texts(values: pd.Series, name: str, where: Where) -> tuple[str, ...]:
         text = shortened(odd[0], MOST_LETTERS)
         raise RunError(f'{where(row)}: column {name}: "{text}" has a comma, = or |; {cure}')
     return texts
-
-
-def _many(texts: Sequence[str]) -> str:
-    """Say what so many texts probably are, and what to do then."""
-    if cure := _otherwise(texts[0]):
-        return cure
-    return _SENTENCES if _are_sentences(texts) else f"{_CLIENTS}; if it is a category, {_VALUES}"
 
 
 def _are_sentences(texts: Sequence[str]) -> bool:

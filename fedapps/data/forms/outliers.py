@@ -70,7 +70,7 @@ def told(
                 share = f"{(column == value).sum()} of {'the first ' * beginning}"
                 text = f"{share}{np.isfinite(column).sum()} values are {value:.9g}"
                 marks[place] = gap, f"{at}: {text}, {_mark(targets)}"
-    return [line for found in (slips, units, marks) if found for line in [_worst(found, names)]]
+    return [_worst(found, names) for found in (slips, units, marks) if found]
 
 
 def _suspicious(rows: np.ndarray) -> Iterator[int]:

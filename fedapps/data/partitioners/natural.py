@@ -50,8 +50,7 @@ def clients_of(dataset: Dataset, settings: Settings, known: Sequence[str] = ()) 
     pool, tests = np.split(group, [dataset.num_train]) if official else (group, group)
     enough = np.bincount(pool, minlength=len(names)) >= settings.min_samples
     tested = np.bincount(tests, minlength=len(names)) > 0
-    kept = enough & tested
-    left = np.flatnonzero(kept)
+    left = np.flatnonzero(enough & tested)
     texts = names.astype(str)
     if known:
         left = _still_there(texts, left, dataset, settings, known)
