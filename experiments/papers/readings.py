@@ -120,9 +120,7 @@ def few_shot(folder: Path, samples: int) -> float:
 
     # one client of those that trained: their scores are known, and do not depend on this
     scores = again.evaluate(folder, {"few-shot": samples, "evaluate-clients": 1})
-    number = directory.number_of(scores)
-    lines = directory.lines(folder / directory.EVALUATIONS)
-    found = next(line[UNSEEN[2]] for line in lines if line["evaluation"] == number)
+    found = directory.line_about(scores)[UNSEEN[2]]
     if not found:
         raise RunError(f"{folder}: few-shot {samples}: no client was held out (unseen-clients)")
     return float(found)

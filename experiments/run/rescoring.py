@@ -85,9 +85,7 @@ def score(base: Path, flat: Mapping[str, Scalar]) -> Path:
 
 def rescored(cell: Cell, seed: int, base: Path, clients: Path) -> Run:
     """Return the run of a cell: the training of `base` with the scores of table `clients`."""
-    run, evaluation = collect(cell, seed, base), directory.number_of(clients)
-    lines = directory.lines(base / directory.EVALUATIONS)
-    line = [line for line in lines if line["evaluation"] == evaluation][-1]
+    run, line = collect(cell, seed, base), directory.line_about(clients)
     found = {name: float(text) for name, text in line.items() if text and name != "settings"}
     told = {reading.reads for reading in cell.row.readings} | set(OF_CLIENTS)
     figures = {n: v for n, v in run.figures.items() if n.removeprefix("best ") not in line}

@@ -184,7 +184,7 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     only the scores of this evaluation. `metric` is that of `read`. Raises `RunError` if the file is
     not such a table.
     """
-    scored, line = directory.lines(table), _line(table)
+    scored, line = directory.lines(table), directory.line_about(table)
     try:
         round_, settings = int(line.pop("round")), parse_option(line.pop("settings"))
         figures = {name: float(value) for name, value in line.items() if value}
@@ -212,12 +212,3 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
 def _newcomers(metric: Metric) -> tuple[str, ...]:
     """Return the scores of newcomers that are compared."""
     return unseen_columns(metric)[2:]
-
-
-def _line(table: Path) -> dict[str, str]:
-    """Return the line of an evaluation in evaluations.csv; raises `RunError` if it has none."""
-    name, number = "evaluation", directory.number_of(table)
-    for line in directory.lines(table.with_name(directory.EVALUATIONS)):
-        if line.get(name) == number:
-            return {key: value for key, value in line.items() if key != name}
-    raise RunError(f"{table}: {directory.EVALUATIONS} next to it has no evaluation {number}")

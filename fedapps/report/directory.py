@@ -222,9 +222,13 @@ def evaluation(run: Path, number: int) -> Path:
     return run / f"{_EVALUATION}{number}.csv"
 
 
-def number_of(evaluation: Path) -> str:
-    """Return the number of an evaluation, as in the line of evaluations.csv about it."""
-    return evaluation.stem.removeprefix(_EVALUATION)
+def line_about(evaluation: Path) -> dict[str, str]:
+    """Return the line of evaluations.csv about an evaluation; raises `RunError` if it has none."""
+    number, about = evaluation.stem.removeprefix(_EVALUATION), evaluation.with_name(EVALUATIONS)
+    for line in reversed(lines(about)):  # the number of a deleted table is given again
+        if line.get("evaluation") == number:
+            return line
+    raise RunError(f"{evaluation}: {EVALUATIONS} next to it has no evaluation {number}")
 
 
 def configure(folder: Path, flat_config: Mapping[str, Scalar]) -> None:

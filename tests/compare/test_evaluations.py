@@ -132,6 +132,17 @@ def test_an_evaluation_has_its_own_figures_and_none_of_its_run(made, evaluated):
     assert found.curve("accuracy_last_local").empty
 
 
+def test_the_newest_evaluation_of_a_number_counts(made, evaluated):
+    """Whoever deletes a table gives its number to the next one, which adds a line of its own."""
+    run = made("r", scores=LONG)
+    (table,) = evaluated(run, (3, "", 0.2, 0.5))
+    with (run / "evaluations.csv").open("a", newline="") as file:
+        csv.writer(file).writerow([1, 3, "finetune-epochs=9", 0.3, 0.8])
+    found = read_evaluation(table)
+    assert found.settings["finetune-epochs"] == 9
+    assert found.curve("accuracy_personalized").to_dict() == {3: 0.8}
+
+
 def test_figures_of_newcomers_come_in_one_order(made, evaluated):
     """In each process; with the hashes of this one, a set has them the other way round."""
     further = ("accuracy_personalized_unseen", "accuracy_difference_unseen")
