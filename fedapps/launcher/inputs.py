@@ -43,13 +43,9 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
     table. So they become one temporary file. If they resume a run, it also gets the settings of
     that run.
     """
-    from fedapps.core import config  # imported here for the same reason as in `refusal`
-
-    values = parse_options(options)
-    if not values:
+    if not (values := _values(options)):
         yield []
         return
-    values = config.resumed_from(values, named_model(options)) | values
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
         path.write_text(tomli_w.dumps(values), "utf-8")
@@ -94,14 +90,12 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
 
     if (known := _defaults(app_dir)) is None:
         return ""
-    given = parse_options(options)
-    for key in (key for key in given if key not in known):
+    for key in (key for key in parse_options(options) if key not in known):
         return f"unknown key {key}{key_meant(key, known)}"
     if known != config.defaults():  # another app, or another version of this one
         return ""
-    try:  # a resumed run uses its own settings, except for those that are given
-        before = config.resumed_from(given, named_model(options))
-        config.read_general(known | before | given)
+    try:
+        config.read_general(known | _values(options))
     except RunError as error:
         return str(error)
     return ""
@@ -109,12 +103,16 @@ def refusal(app_dir: Path, options: Sequence[str]) -> str:
 
 def loggers(app_dir: Path, options: Sequence[str]) -> str:
     """Return the key `loggers` of a run; an app without this key may use any of them."""
+    known = {"loggers": ",".join(READ)} | (_defaults(app_dir) or {})
+    return str((known | _values(options))["loggers"])
+
+
+def _values(options: Sequence[str]) -> "dict[str, Scalar]":
+    """Return the keys that are set: those given, and all others of a run that they resume."""
     from fedapps.core import config  # imported here for the same reason as in `refusal`
 
     given = parse_options(options)
-    before = config.resumed_from(given, named_model(options))
-    known = {"loggers": ",".join(READ)} | (_defaults(app_dir) or {})
-    return str((known | before | given)["loggers"])
+    return config.resumed_from(given, named_model(options)) | given
 
 
 def _defaults(app_dir: Path) -> "dict[str, Scalar] | None":
