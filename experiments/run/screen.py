@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
 from experiments.papers.table import Job
+from fedapps.compare.progress import bars_on
 from fedapps.report import directory
 from fedapps.report.units import clock
 
@@ -18,10 +19,7 @@ class Screen:
 
     def __init__(self, total: int, done: int) -> None:
         console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn())
-        left = TextColumn("{task.fields[left]}")
-        self.live = console.is_terminal
-        self.progress = Progress(*columns, left, console=console, disable=not self.live)
+        self.live, self.progress = console.is_terminal, bars_on(console)
         self.all = self.progress.add_task("all", total=total, completed=done, left="")
         self.bars: dict[int, TaskID] = {}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from rich import console as rich
 from rich import progress as bars
 
 from fedapps.compare.grid import Point
@@ -29,15 +30,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
-        columns = (bars.TextColumn("{task.description}"), bars.BarColumn(20))
-        self.bars = bars.Progress(
-            *columns,
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[left]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-            transient=True,
-        )
+        self.bars = bars_on(self.console, transient=True)
         self.ended: dict[str, int] = {}  # the rounds of each run that has ended
         self.before = {point.name: self._rounds(point) for point in self.todo}
         self.told = self.started
@@ -114,6 +107,13 @@ class Progress:
         if point.name in self.ended:
             return self.ended[point.name]
         return directory.row_count(self.folder / point.name / "rounds.csv")
+
+
+def bars_on(screen: rich.Console, transient: bool = False) -> bars.Progress:
+    """Return bars with a name, a count and the field `left` each, if the screen is a terminal."""
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(20), bars.MofNCompleteColumn())
+    left, off = bars.TextColumn("{task.fields[left]}"), not screen.is_terminal
+    return bars.Progress(*columns, left, console=screen, disable=off, transient=transient)
 
 
 def _score(folder: Path) -> str:
