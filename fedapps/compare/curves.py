@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import cycle, product
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ from fedapps.compare.comparison import Comparison
 from fedapps.compare.groups import Group, label
 from fedapps.compare.table import headline, scored_on
 from fedapps.core.words import shortened
-from fedapps.drawing import pictures
 from fedapps.drawing.pictures import (
     HEIGHT,
     PALETTE,
@@ -33,11 +31,6 @@ NARROWEST = 0.1  # of the range: the least that an axis for single evaluations s
 LETTERS = 12  # characters of a legend per inch
 LINE = 0.2  # height of a line of the legend in inches
 LONGEST = 60  # characters of a group's label; the table has the whole label
-
-
-def write(comparison: Comparison, path: Path) -> None:
-    """Draw the comparison into a file; raises `RunError` if it cannot be written."""
-    pictures.write(lambda: draw(comparison), path)
 
 
 def draw(comparison: Comparison) -> Figure:

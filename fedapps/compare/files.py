@@ -17,6 +17,7 @@ ALWAYS = ("strategy", "dataset", "evaluate-on")
 def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
     """Write runs.csv, groups.csv and curves.<kind>; return their paths. Raises `RunError`."""
     from fedapps.compare import curves  # imported here, because loading matplotlib takes a second
+    from fedapps.drawing import pictures
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +25,7 @@ def write(comparison: Comparison, folder: Path, kind: str) -> list[Path]:
     for name, rows in tables.items():
         write_whole(folder / name, _csv(rows).encode())
     picture = folder / f"curves.{kind}"
-    curves.write(comparison, picture)
+    pictures.write(lambda: curves.draw(comparison), picture)
     return [*(folder / name for name in tables), picture]
 
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from fedapps import cli
-from fedapps.compare import curves, workers
+from fedapps.compare import workers
+from fedapps.drawing import pictures
 from tests.support import ROOT
 from tests.support.made_runs import scored_run
 
@@ -53,7 +54,7 @@ def compare(tmp_path, capsys, monkeypatch):
 
     def call(*words, drawn=False):
         if not drawn:
-            monkeypatch.setattr(curves, "write", lambda comparison, path: None)
+            monkeypatch.setattr(pictures, "write", lambda draw, path: None)
         capsys.readouterr()
         output = tmp_path / "comparison"
         status = cli.main(["compare", *map(str, words), "--output", str(output)])

@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapps import cli, client_app, serial, server_app
 from fedapps.compare import curves, files, workers
 from fedapps.compare import sweep as sweeps
+from fedapps.drawing import pictures
 from fedapps.report.report import Report
 
 LOADED = cli, client_app, curves, files, server_app, sweeps
@@ -48,7 +49,7 @@ def sweep(words, journal, hold="", die="", until="", number=9, meet=False, drawn
             sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
             arrange(Path(journal), hold, die, holds, FORK.Barrier(2) if meet else None)
             if not drawn:
-                curves.write = lambda comparison, path: None
+                pictures.write = lambda draw, path: None
             status = 99
             try:
                 status = cli.main(["sweep", *words])
