@@ -22,8 +22,7 @@ def p_value(gap: Figure) -> float | None:
     """
     if len(gap.values) < 2 or gap.all_equal:
         return None
-    error = float(stats.sem(gap.values))
-    return float(2 * stats.t.sf(abs(gap.mean) / error, len(gap.values) - 1))
+    return float(stats.ttest_1samp(gap.values, 0.0).pvalue)
 
 
 def holm(gaps: Sequence[Figure]) -> list[float | None]:

@@ -62,8 +62,12 @@ class Section:
     newcomers_said: str = ""  # "" if no client came after the training
     newcomers_heads: list[str] = field(default_factory=list)
     newcomers: list[list[str]] = field(default_factory=list)
-    claims: list[list[str]] = field(default_factory=list)  # lines under `claims.HEADS`
-    judged: list[Judgement] = field(default_factory=list)  # the same
+    judged: list[Judgement] = field(default_factory=list)  # claims about its rows
+
+    @property
+    def claims(self) -> list[list[str]]:
+        """The lines under `claims.HEADS`."""
+        return [*claims.lines(self.judged)]
 
     def without(self, head: str) -> tuple[list[str], list[list[str]]]:
         """Return the heads and rows without a column that only the other page shows."""
@@ -90,10 +94,9 @@ def section(store: Store, table: Table) -> Section:
     )
     if not ran:
         return part
-    part.spent = _spent(store, table, scale)
+    part.spent, part.judged = _spent(store, table, scale), claims.judged(store, table)
     if table.side_by_side:
         _side_by_side(part, table, ran)
-        _judge(part, store, table)
         return part
     if table.yardstick:
         _compared(part, table, ran)
@@ -110,7 +113,6 @@ def section(store: Store, table: Table) -> Section:
     part.figures += [*_curves(store, table, scale), *charts.of_clients(table, done)]
     part.figures += charts.of_newcomers(table, later)
     part.figures += [*charts.over_columns(table, done), *_bytes(done)]
-    _judge(part, store, table)
     return part
 
 
@@ -129,12 +131,6 @@ def _spent(store: Store, table: Table, scale: str) -> str:
 
 def _clock(run: Run) -> tuple[int, float, float]:
     return run.seed, run.seconds, run.seconds_per_round
-
-
-def _judge(part: Section, store: Store, table: Table) -> None:
-    """Fill in what is said about a table's claims."""
-    part.judged = claims.judged(store, table)
-    part.claims = [*claims.lines(part.judged)]
 
 
 def _side_by_side(part: Section, table: Table, ran: list[Outcome]) -> None:

@@ -175,8 +175,7 @@ class Store:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Let one process at a time add or move runs in this context."""
-        self.locks.mkdir(parents=True, exist_ok=True)
-        with in_turn(self.locks / "packing"):
+        with in_turn(self._locks() / "packing"):
             yield
 
     def find(self, cell: Cell, seed: int) -> Run | None:
@@ -212,16 +211,16 @@ class Store:
     def check_writable(self) -> None:
         """Raise `RunError` if no result can be written, so that nothing is trained in vain."""
         try:
-            self.locks.mkdir(parents=True, exist_ok=True)
-            write_whole(self.locks / "writable", b"")
+            write_whole(self._locks() / "writable", b"")
         except OSError as error:
             told = f"--results {self.folder}: cannot be written: {error.strerror or error}"
             raise RunError(told) from error
 
-    @property
-    def locks(self) -> Path:
-        """The folder of the locks."""
-        return self.folder / ".locks"
+    def _locks(self) -> Path:
+        """Return the folder of the locks, which is made if it is not there."""
+        locks = self.folder / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        return locks
 
     @contextmanager
     def claimed(self, training: str) -> Iterator[bool]:
@@ -229,10 +228,9 @@ class Store:
 
         The operating system owns the lock and frees it if its holder dies.
         """
-        name = hashlib.sha256(training.encode()).hexdigest()[:16]
-        self.locks.mkdir(parents=True, exist_ok=True)
-        (self.locks / name).touch()
-        with held(self.locks / name) as free:
+        lock = self._locks() / hashlib.sha256(training.encode()).hexdigest()[:16]
+        lock.touch()
+        with held(lock) as free:
             yield free
 
     def _read_again(self, path: str) -> None:
