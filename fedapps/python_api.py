@@ -86,18 +86,18 @@ class Run:
     @cached_property
     def clients(self) -> "pd.DataFrame":
         """clients.csv: a row for each client in each evaluation; a `name` is a text."""
-        return self._table("clients.csv", converters={"name": cells.original})
+        return self._table("clients.csv")
 
     @cached_property
     def unseen(self) -> "pd.DataFrame":
         """unseen.csv: as `clients`, a row for each newcomer (`unseen-clients`) after the run."""
         why = "unseen-clients is not set, or the last round has not been run"
-        return self._table(directory.UNSEEN, without=why, converters={"name": cells.original})
+        return self._table(directory.UNSEEN, without=why)
 
     @cached_property
     def classes(self) -> "pd.DataFrame":
         """classes.csv: a row for each class in the last evaluation; a `name` is a text."""
-        return self._table("classes.csv", converters={"name": cells.original})
+        return self._table("classes.csv")
 
     @cached_property
     @_plainly
@@ -194,7 +194,7 @@ class Run:
         from fedapps.report import frames
 
         if (whole := directory.whole(self.path)) == self.path:
-            return frames.read(self.path / name, **how)
+            return frames.read(self.path / name, converters={"name": cells.original}, **how)
         if name not in directory.APPENDED:
             raise RunError(f"{self.path}: has no {name}: a best round has none; load its run")
         last, found = self._opened.round, Run(whole)._table(name, **how)
