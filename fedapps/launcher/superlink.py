@@ -288,10 +288,6 @@ def _orphans(home: Path) -> Iterator[int]:
 
 
 def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
+    return False
