@@ -79,9 +79,7 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
     space = workspace(settings)
     data.check_finite(space.dataset)
     odd = data.notes(space.dataset, settings.split, settings.partitioner, settings.task)
-    for note in odd:
-        log.warning("%s", note)
-    for note in privacy.of_pooled_values(space):
+    for note in (*odd, *privacy.of_pooled_values(space)):
         log.warning("%s", note)
     for note in notes_on_model(space):
         log.warning('model = "%s": %s', settings.model, note)

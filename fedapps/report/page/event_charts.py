@@ -27,13 +27,11 @@ def declared(rows: Sequence[Row], plot: EventPlot) -> list[Chart]:
     colours = dict(zip(categories, COLOURS * len(categories), strict=False))
     charts: list[Chart] = []
     if counts:
-        title = plot.count_label.capitalize()
-        chart = Chart(plot.name + COUNTS, title, "round", "in every round")
+        chart = Chart(plot.name + COUNTS, plot.count_label.capitalize(), "round", "in every round")
         bars = [Series(name, colours[name], [*of.items()]) for name, of in counts.items()]
         charts.append(bar_chart(chart, bars))
     if any(len(of) > 1 for of in values.values()):
-        title = plot.value_label.capitalize()
-        chart = Chart(plot.name + VALUES, title, "round", "in every round")
+        chart = Chart(plot.name + VALUES, plot.value_label.capitalize(), "round", "in every round")
         lines = [
             Series(name, colours[name], [(r, sum(v) / len(v)) for r, v in sorted(of.items())])
             for name, of in values.items()

@@ -222,8 +222,7 @@ def differences(flat: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def settings_of(flat: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return all settings with the values that the run used."""
-    values = _holding(flat)
-    return [(key, literal(value)) for key, value in values.items()]
+    return [(key, literal(value)) for key, value in _holding(flat).items()]
 
 
 def commands(run: RunFiles) -> str:
@@ -269,8 +268,7 @@ def shown(column: str, text: str, columns: Columns) -> str:
 
 def _holding(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values in force: the method's for general keys, and those of all tables."""
-    full = config.resolved(flat)
-    return {**full, **config.effective(flat)}
+    return config.resolved(flat) | config.effective(flat)
 
 
 def _epsilon(run: RunFiles) -> list[Tile]:
