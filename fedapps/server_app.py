@@ -12,7 +12,6 @@ from logging import ERROR
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -88,7 +87,8 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
     for note in (told_of_data := (*space.dataset.told, *space.population.told)):
         log.info("note: %s", note)
     listed = listed_clients(space)
-    held = samples_of(space, listed) if listed else None  # a bad partition ends here
+    shares = [space.population.share(client) for client in listed]  # a bad partition ends here
+    held = data.class_counts(space.dataset.labels, shares) if listed else None
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
@@ -243,9 +243,3 @@ def notes_on_model(space: Workspace) -> list[str]:
     parameters, classes = space.layout.parameters, space.task.has_classes
     odd = own.oddities(space.model, space.dataset.inputs, parameters, classes)
     return [str(note) for note in odd]  # an error, too: the run's own samples can be others
-
-
-def samples_of(space: Workspace, clients: Sequence[int]) -> np.ndarray:
-    """Count clients' training samples by class, [clients, classes]; raises `RunError`."""
-    shares = [space.population.share(client) for client in clients]
-    return data.class_counts(space.dataset.labels, shares)

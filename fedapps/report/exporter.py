@@ -70,7 +70,8 @@ def _of_devices(status: RunStatus) -> "Iterator[Metric]":
 
     yield each("there", "1 if it took part", lambda one: one.there)
     yield each("left_out", "1 if connected, but unable to take part", lambda one: one.left_out)
-    yield each("last_contact_timestamp_seconds", "when it was connected last", _last)
+    seen = "when it was connected last"
+    yield each("last_contact_timestamp_seconds", seen, lambda one: one.seen or None)
     yield each("clock_ahead_seconds", "ahead of the server's clock", lambda one: one.ahead)
     yield each("clock_within_seconds", "how far this can be off", lambda one: one.within)
     yield each("disk_free_bytes", "free where its state is", _disk)
@@ -81,10 +82,6 @@ def _of_devices(status: RunStatus) -> "Iterator[Metric]":
         if one.health
     }
     yield gauge("device_info", "the versions of a device", infos, "client", *PACKAGES)
-
-
-def _last(one: Contact) -> float | None:
-    return one.seen or None
 
 
 def _disk(one: Contact) -> float | None:
