@@ -67,13 +67,9 @@ def scores(store: Store, cell: Cell) -> dict[str, float | None]:
 
 def chosen(store: Store, cell: Cell) -> str | None:
     """Return the best trial's settings as a run-config; None if not all trials have run."""
-    best: tuple[float, str] | None = None
-    for settings, score in scores(store, cell).items():
-        if score is None:
-            return None
-        if best is None or score > best[0]:
-            best = score, settings
-    return best[1] if best else None
+    known = scores(store, cell)
+    done = {settings: score for settings, score in known.items() if score is not None}
+    return max(done, key=done.__getitem__, default=None) if len(done) == len(known) else None
 
 
 def untried(store: Store, cell: Cell) -> list[Cell]:

@@ -198,7 +198,6 @@ def _table_rows(
     down, up, evaluation = (
         human_bytes(summary[f"total_bytes_{name}"]) for name in ("down", "up", "eval")
     )
-    seconds = summary["seconds"]
     virtual = summary.get(VIRTUAL)
     passed = [] if virtual is None else [("virtual time", duration(virtual))]
     given = [f for f in columns.figures if f.label and summary.get(f.name) is not None]
@@ -230,7 +229,7 @@ def _table_rows(
         ("bytes", f"{down} down, {up} up, {evaluation} for evaluation"),
         ("training MACs", human(summary["total_train_macs"])),
         ("paper cost", f"{human(summary['total_cost_paper'])} (trained parameters x batches)"),
-        ("time", duration(seconds)),
+        ("time", duration(summary["seconds"])),
         *passed,
         ("failures", str(summary["total_failures"])),
         *_privacy(summary, settings),

@@ -125,8 +125,7 @@ def tiles_of(run: RunFiles) -> list[Tile]:
     passed = number(run.rounds[-1], VIRTUAL) if run.rounds else None
     if passed is not None:
         found.append(Tile("virtual time", duration(passed), "of all rounds"))
-    failures = run.total("failures")
-    if failures:
+    if failures := run.total("failures"):
         found.append(Tile("failures", f"{failures:g}", "of clients"))
     return found + _epsilon(run)
 
