@@ -9,9 +9,10 @@ from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
 from fedapps.engine.accounting import alone
 from fedapps.engine.checks import replaced
-from fedapps.engine.privacy_mode import ASKS, RELEASES, DifferentialPrivacy, Reference, Updates
+from fedapps.engine.privacy_mode import ASKS, RELEASES, DifferentialPrivacy, Reference
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
+from fedapps.method.update import Updates
 from fedapps.secure import noise
 from fedapps.secure.client import FEWEST, least
 from fedapps.secure.masks import LIMIT

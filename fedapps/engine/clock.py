@@ -8,7 +8,7 @@ client was asked. docs/time.md explains the keys.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fedapps.engine.on_its_way import Answer, OnItsWay
 from fedapps.engine.profiles import read
 from fedapps.engine.robust import buffer_of
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate, replace
+from fedapps.method.update import ClientUpdate, Updates, replace
 from fedapps.models.layers import Arrays
 
 # Names in the strategy's state, for checkpoints; the last is how many updates have counted.
@@ -62,9 +62,7 @@ class Clock:
         """Return the selected clients that will answer."""
         return [*selected]
 
-    def counted(
-        self, round_: int, updates: Iterator[ClientUpdate], traffic: Traffic
-    ) -> Iterator[ClientUpdate]:
+    def counted(self, round_: int, updates: Updates, traffic: Traffic) -> Updates:
         """Return the updates that make the new model, in client order."""
         return updates
 
@@ -166,9 +164,7 @@ class VirtualClock(Clock):
                 self.strategy.event(round_, client, "dropout", "does not answer")
         return [client for client in selected if draws[client] >= chance]
 
-    def counted(
-        self, round_: int, updates: Iterator[ClientUpdate], traffic: Traffic
-    ) -> Iterator[ClientUpdate]:
+    def counted(self, round_: int, updates: Updates, traffic: Traffic) -> Updates:
         """Return the updates that make the new model, in client order.
 
         Only if it depends on all updates who counts, they are held until the last one has come.
@@ -224,9 +220,7 @@ class VirtualClock(Clock):
         self._seconds[update.client] = seconds
         return seconds
 
-    def _in_time(
-        self, round_: int, updates: Iterator[ClientUpdate], traffic: Traffic
-    ) -> Iterator[ClientUpdate]:
+    def _in_time(self, round_: int, updates: Updates, traffic: Traffic) -> Updates:
         """Let the updates count that come before the deadline, as they arrive."""
         for update in updates:
             if self._takes(update, traffic) <= self.limit:
@@ -238,9 +232,7 @@ class VirtualClock(Clock):
         took = f"took {self._seconds[client]:.6g} virtual seconds"
         self.strategy.event(round_, client, "late", took)
 
-    def _ranked(
-        self, round_: int, updates: Iterator[ClientUpdate], traffic: Traffic
-    ) -> Iterator[ClientUpdate]:
+    def _ranked(self, round_: int, updates: Updates, traffic: Traffic) -> Updates:
         """Decide by the order of arrival who counts; return these in client order."""
         start, server = self.now, self.strategy.arrays
         parameters = {key: server[key] for key in self.strategy.layout.parameters}

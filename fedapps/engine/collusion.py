@@ -13,7 +13,7 @@ the result is the same for any number of workers. `fedapps/method/attacks.py` ha
   has been told how many samples each client has, would refuse it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -25,11 +25,10 @@ from fedapps.core.settings import Settings
 from fedapps.engine.robust import refuse_presum
 from fedapps.method.attacks import SIGNS
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate, replace
+from fedapps.method.update import ClientUpdate, Updates, replace
 from fedapps.models.layers import Arrays
 from fedapps.training.plan import Plan
 
-Updates = Iterator[ClientUpdate]
 CHANGING = (*SIGNS, "alie")  # attacks that put other values into the layers of an upload
 
 

@@ -29,11 +29,10 @@ from fedapps.engine.privacy_mode import (
     DifferentialPrivacy,
     PrivacyMode,
     Reference,
-    Updates,
 )
 from fedapps.engine.robust import refuse_presum
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import SERVER, ClientUpdate
+from fedapps.method.update import SERVER, ClientUpdate, Updates
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan, clipped_difference, postprocess
 from fedapps.training.workspace import Workspace

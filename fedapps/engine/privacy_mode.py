@@ -1,6 +1,6 @@
 """What all modes of differential privacy have in common: what they offer, and what they refuse."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fedapps.core.words import some
 from fedapps.engine.accounting import Mechanism
 from fedapps.engine.checks import AVERAGING
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate
+from fedapps.method.update import Updates
 from fedapps.models.layers import Arrays, Layout
 from fedapps.training.plan import Plan
 from fedapps.training.privacy import check_plan
@@ -25,7 +25,6 @@ RESTS_ON = tuple(sorted((*AVERAGING, *ASKS)))
 LEAST_NOISE = 1e-3  # below it the accountant's arithmetic fails: it gives 0 for no privacy at all
 RELEASES = "dp/releases"  # its name in a strategy's state
 
-Updates = Iterator[ClientUpdate]
 Reference = Callable[[], Arrays]  # returns the arrays that all clients downloaded
 
 

@@ -1,7 +1,7 @@
 """What comes back from clients in a round: updates, which are counted, and failures."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedapps.core import log
@@ -11,7 +11,7 @@ from fedapps.engine.failures import refuse_dead_workers
 from fedapps.engine.recovery import Recovery
 from fedapps.engine.totals import RoundTotals
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import ClientUpdate, Failure
+from fedapps.method.update import ClientUpdate, Failure, Updates
 from fedapps.report.report import Report
 from fedapps.training.costs import TrainingStats
 from fedapps.training.plan import Plan
@@ -31,8 +31,8 @@ class Receiving:
     warned: bool = False  # of a personalization, or a model, that diverged
 
     def accepted(
-        self, round_: int, updates: Iterator[ClientUpdate], exchange: Exchange, totals: RoundTotals
-    ) -> Iterator[ClientUpdate]:
+        self, round_: int, updates: Updates, exchange: Exchange, totals: RoundTotals
+    ) -> Updates:
         """Pass on the updates that the strategy's `screen` accepts, and count their costs.
 
         The others are failures of the exchange.

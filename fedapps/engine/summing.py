@@ -5,7 +5,7 @@ training of a round, and settings and methods that need single updates are refus
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedapps.core import log
@@ -16,7 +16,7 @@ from fedapps.core.words import number
 from fedapps.engine.checks import replaced
 from fedapps.engine.privacy_mode import RESTS_ON
 from fedapps.method.flower import BaseStrategy
-from fedapps.method.update import SERVER, ClientUpdate, Failure
+from fedapps.method.update import SERVER, ClientUpdate, Failure, Updates
 from fedapps.models.layers import Arrays
 from fedapps.secure.client import FEWEST, STEPS
 from fedapps.secure.masks import LIMIT, decoded
@@ -31,7 +31,6 @@ from fedapps.wire.requests import RoundInfo
 from fedapps.wire.steps import pack_step, unpack_step
 
 MOST = 500  # clients of a round: its work and its messages grow with their square
-Updates = Iterator[ClientUpdate]
 
 
 class Summing:

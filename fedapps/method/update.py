@@ -41,7 +41,10 @@ class ClientUpdate:
         return dataclasses.replace(self, metrics=scalars)
 
 
-class OnePass(Iterator[ClientUpdate]):
+Updates = Iterator[ClientUpdate]
+
+
+class OnePass(Updates):
     """Updates that can be iterated over once: they are not stored, as they can be whole models.
 
     A second loop raises RuntimeError. It would find no update, and the method would silently
