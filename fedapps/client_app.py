@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 
 from fedapps.core import log, registry
 from fedapps.core.changes import owner
-from fedapps.core.config import DEVICE, read
+from fedapps.core.config import read
+from fedapps.core.data_settings import DEVICE
 from fedapps.core.errors import DIVERGED, WITHHELD, DivergedError, RunError, cause_of
 from fedapps.core.paths import expanded
 from fedapps.core.schema import Scalar

@@ -49,8 +49,8 @@ def run_serial(
         raise RunError(f"--num-supernodes {num_supernodes}: must be at least 1")
     settings = config.read(run_config)
     check_workers(workers, settings.threads, settings.device, bool(node_configs))
-    if node_configs and settings.dataset != config.DEVICE:
-        raise RunError(f'--node-config adds a device: it needs dataset = "{config.DEVICE}"')
+    if node_configs and not settings.on_devices:
+        raise RunError('--node-config adds a device: it needs dataset = "device"')
     if node_configs and num_supernodes not in (1, len(node_configs)):
         raise RunError(f"--num-supernodes {num_supernodes}: --node-config adds each; leave it out")
     num_supernodes = len(node_configs) or max(num_supernodes, workers)  # one message for each

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapps import data
 from fedapps.core import cgroups, config, log, prometheus, registry, signing
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.flower import log as flower_log
 from fedapps.core.paths import absolute, expanded
@@ -134,7 +133,7 @@ def watched(report: Report, page: bool) -> Iterator[Lookout]:
     def note(who: int | str, kind: str, detail: str) -> None:  # it is one of the round before
         report.event(report.last_round, who, kind, detail)
 
-    devices = report.settings.dataset == DEVICE
+    devices = report.settings.on_devices
     if drawn := devices and page and not directory.has_finished(report.folder):
         report.draw_page(math.inf)
     try:
@@ -178,7 +177,7 @@ def _reporting(
 def node_registry(grid: AnyGrid, space: Workspace) -> NodeRegistry:
     """Return the registry that greets the SuperNodes of a run."""
     s = space.settings
-    device_count = s.num_clients if s.dataset == DEVICE else 0
+    device_count = s.num_clients if s.on_devices else 0
     if not (simulated := not reaches_devices(grid)):
         shorten_backoff()
     streaming, limit = StreamingGrid(grid), s.max_samples
@@ -227,7 +226,7 @@ def listed_clients(space: Workspace) -> Sequence[int]:
     There are none if they are devices, whose data the server does not know.
     """
     training = space.population.training
-    if space.settings.dataset == DEVICE:
+    if space.settings.on_devices:
         return ()
     every = -(-len(training) // directory.LISTED)
     if every > 1:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedapps.core import config
-from fedapps.core.data_settings import OF_PARTITIONERS
+from fedapps.core.data_settings import DEVICE, OF_PARTITIONERS
 from fedapps.core.schema import Scalar, literal
 from fedapps.core.settings import Settings
 
@@ -48,7 +48,7 @@ def unread(dataset: Scalar, partitioner: Scalar) -> tuple[str, ...]:
     All are read if there is no such partitioner.
     """
     every = tuple(dict.fromkeys(chain.from_iterable(OF_PARTITIONERS.values())))
-    if dataset == config.DEVICE:
+    if dataset == DEVICE:
         return ("partitioner", *every)
     read = OF_PARTITIONERS.get(str(partitioner), every)
     return tuple(key for key in every if key not in read)

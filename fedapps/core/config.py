@@ -25,7 +25,6 @@ from fedapps.core.schema import Scalar, convert, literal, table_of
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.words import key_meant
 
-DEVICE = "device"  # value of the key dataset: every client is a device with its own data
 NAME_MAX = 255  # bytes of a name, on most file systems
 LAST = "last"  # value of the key split: a client's last samples are its test
 NATURAL = "natural"  # value of the key partitioner: the data say who the clients are
@@ -252,7 +251,7 @@ def _check(settings: Settings) -> None:
         if path := getattr(settings, key.replace("-", "_")):
             absolute(path, key)
     _ = settings.logger_names  # reading it checks it, like the next two
-    if settings.dataset == DEVICE:
+    if settings.on_devices:
         _ = settings.shape, settings.names
         if settings.model.startswith(("/", "~")):
             raise RunError(
@@ -265,7 +264,7 @@ def _check(settings: Settings) -> None:
                 f" at most num-clients = {settings.num_clients}"
             )
     _ = settings.further_rounds  # reading it checks it
-    if not settings.num_clients and (settings.partitioner != NATURAL or settings.dataset == DEVICE):
+    if not settings.num_clients and (settings.partitioner != NATURAL or settings.on_devices):
         raise RunError(
             'num-clients = 0: must be at least 1, except with partitioner = "natural", where it'
             " means everybody in the data"

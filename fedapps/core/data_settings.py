@@ -15,6 +15,7 @@ from fedapps.core.schema import (
     doc,
 )
 
+DEVICE = "device"  # value of the key dataset: every client is a device with its own data
 # The keys that only some partitioners read, by the value of `partitioner`.
 OF_PARTITIONERS: dict[str, tuple[str, ...]] = {
     "dirichlet": ("alpha", "dirichlet-balance", "min-samples"),
@@ -124,6 +125,11 @@ class DataSettings(MethodSettings, frozen=True):
         NonNegative,
         doc("training samples of each class that such a client personalizes on; 0: all of them"),
     ]
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether every client is a device with its own data."""
+        return self.dataset == DEVICE
 
     @property
     def shape(self) -> tuple[int, ...]:

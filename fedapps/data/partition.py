@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapps.core.config import DEVICE, LAST
+from fedapps.core.config import LAST
 from fedapps.core.data_settings import OF_PARTITIONERS
 from fedapps.core.draws import partition_generator
 from fedapps.core.errors import RunError
@@ -215,7 +215,7 @@ def _too_few(key: str, client: int, has: str, fraction: float, settings: Setting
     between = _overlapping(settings)
     needs = next(n for n in count(between + 2) if n - held(n, fraction) > between)
     why = ", as windows that share rows with later ones are left out" if between else ""
-    if settings.dataset == DEVICE:
+    if settings.on_devices:
         cure = "take more data"
     elif "min-samples" in OF_PARTITIONERS[settings.partitioner]:
         cure = "raise min-samples"

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from fedapps.core import listed
-from fedapps.core.config import DEVICE, NATURAL
+from fedapps.core.config import NATURAL
 from fedapps.core.draws import generator
 from fedapps.core.errors import RunError
 from fedapps.core.ids import Ids, without
@@ -52,7 +52,7 @@ def partitioned(dataset: Dataset, settings: Settings, known: Sequence[str] = ())
     if settings.split == "official" and 0 < dataset.num_train == len(dataset.target_values):
         raise RunError('split = "official": the data have no test set; use split = "merged"')
     natural = None
-    if settings.partitioner == NATURAL and settings.dataset != DEVICE:
+    if settings.partitioner == NATURAL and not settings.on_devices:
         natural = clients_of(dataset, settings, known)
         settings = msgspec.structs.replace(settings, num_clients=len(natural.names))
 

@@ -11,7 +11,7 @@ import torch
 
 from fedapps import data, models
 from fedapps.core import config, registry
-from fedapps.core.config import DEVICE
+from fedapps.core.data_settings import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings

@@ -22,7 +22,7 @@ from fedapps import data
 from fedapps.core import log
 from fedapps.core.certificates import given_above
 from fedapps.core.changes import folder_name, owner
-from fedapps.core.config import DEVICE, LAST, defaults, tables_in_use
+from fedapps.core.config import LAST, defaults, tables_in_use
 from fedapps.core.errors import RunError, told_to_server
 from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.settings import TABLES, Settings
@@ -260,10 +260,9 @@ def device_workspace(settings: Settings, device: Device) -> Workspace:
 
 def _check_dataset(settings: Settings) -> None:
     """Raise `RunError` for a run with other data: a device trusts no path in its settings."""
-    if settings.dataset != DEVICE:
+    if not settings.on_devices:
         raise RunError(
-            f'it has its own data, which needs dataset = "{DEVICE}";'
-            f' the run has "{settings.dataset}"'
+            f'it has its own data, which needs dataset = "device"; the run has "{settings.dataset}"'
         )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedapps import data, models
 from fedapps.core import config, log, registry
-from fedapps.core.config import DEVICE
+from fedapps.core.data_settings import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import write_whole
 from fedapps.core.schema import Scalar
@@ -128,7 +128,6 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
     """
     data_set, settings, usual = space.dataset, space.settings, config.defaults()
     normalization = data_set.normalization or Normalization()
-    on_devices = settings.dataset == DEVICE
     numbers = tuple(map(str, range(space.task.outputs(data_set.targets).shape[-1])))
     names = (space.class_names or numbers) if space.task.has_names else ()
     without_data = {key: usual[key] for key in PLACES} | {
@@ -138,7 +137,7 @@ def metadata(space: Workspace, client: int | None) -> ModelMetadata:
         "task": space.task.name,
         "input-shape": ",".join(map(str, data_set.shape)),
         "num-classes": max(1, len(names)),
-        "class-names": settings.class_names if on_devices and names else "",
+        "class-names": settings.class_names if settings.on_devices and names else "",
         "min-available": 1,
         "adapter-rank": 0,
     }

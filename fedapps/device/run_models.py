@@ -7,7 +7,6 @@ import copy
 
 import msgspec
 
-from fedapps.core.config import DEVICE
 from fedapps.device.personalized import Personalized, metadata
 from fedapps.engine.finished import FinishedRun
 from fedapps.models.adapters import merged
@@ -44,7 +43,7 @@ def untrained(model: Personalized, run: FinishedRun | None = None) -> str:
     own = "name a client to take its own"
     if run is None:
         own = "the model of a client has its own"
-    elif run.space.settings.dataset == DEVICE:
+    elif run.space.settings.on_devices:
         own = "each device keeps its own in its state-dir, which can be given instead"
     return (
         "these layers are not shared, at least in part (such as BatchNorms), so they have initial"

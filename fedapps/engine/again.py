@@ -10,7 +10,6 @@ import torch
 
 from fedapps.core import config, log
 from fedapps.core.changes import PERSONAL, text_of
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import in_turn, write_whole, writing
 from fedapps.core.schema import Scalar, literal
@@ -43,7 +42,7 @@ def evaluate(run: Path, changes: Mapping[str, Scalar], trust: str = "") -> Path:
     before = config.defaults() | config.stored(run)
     check_changes(before, changes, ALLOWED)
     settings = settings_of(run, changes)
-    if settings.dataset == DEVICE:
+    if settings.on_devices:
         raise RunError(f"{run}: its clients are devices; their state is on the devices, not here")
     torch.set_num_threads(settings.threads)
     finished = FinishedRun.open(run, changes, trust)

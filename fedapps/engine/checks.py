@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from fedapps.core import log, registry
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, as_returned
 from fedapps.core.words import number
 from fedapps.engine import evaluations
@@ -63,11 +62,11 @@ def check_strategy(strategy: BaseStrategy) -> None:
     if s.server_data and not strategy.sends_its_model:
         why = "clients of this strategy do not train the server's model as it is"
         raise RunError(f"server-data: {why}; use 0")
-    if s.dataset == DEVICE and (strategy.needs_union or s.server_data):
+    if s.on_devices and (strategy.needs_union or s.server_data):
         what = "server-data" if s.server_data else s.strategy
         raise RunError(f'{what} needs the data of all clients: not with dataset = "device"')
     train = len(strategy.workspace.population.training)
-    if s.dataset == DEVICE and s.min_available > train:
+    if s.on_devices and s.min_available > train:
         told = f"{number(train, 'client')} can train (unseen-clients); use at most that"
         raise RunError(f"min-available = {s.min_available}: {told}")
     if strategy.needs_norms and not strategy.layout.norms:
@@ -146,7 +145,7 @@ def _check_scores(strategy: BaseStrategy) -> None:
     s = strategy.settings
     of_batch = strategy.workspace.trainer.profile.of_batch
     lone = next((name for name in strategy.layout.names if name in of_batch), "")
-    if not lone or s.dataset == DEVICE:
+    if not lone or s.on_devices:
         return
     for clients, subset, remedy in _run_in_eval_mode(strategy):
         for client in clients:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from fedapps.core import log
-from fedapps.core.config import DEVICE
 from fedapps.core.draws import generator, sample_size, sample_some
 from fedapps.core.errors import RunError
 from fedapps.core.ids import Ids
@@ -197,7 +196,7 @@ class VirtualClock(Clock):
         """Warn at the end of a run if no update has counted, unless the server trained alone."""
         if not (self.strategy.state[COUNTED] or self.strategy.needs_union):
             cure = "a longer deadline" if self.limit < math.inf else "a smaller dropout"
-            if self.strategy.settings.dataset == DEVICE and self.limit < math.inf:
+            if self.strategy.settings.on_devices and self.limit < math.inf:
                 cure = "round-timeout instead of deadline"
             log.warning(f"no update has counted in any round, so nothing was learned: use {cure}")
 

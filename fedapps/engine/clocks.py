@@ -1,7 +1,6 @@
 """Make the clock of a run, and refuse settings and methods that do not fit."""
 
 from fedapps.core import log
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.memory import reserve
 from fedapps.engine.checks import AVERAGING, replaced
@@ -22,13 +21,12 @@ def clock(strategy: BaseStrategy) -> Clock:
     values = {"deadline": s.deadline, "over-selection": s.over_selection, "dropout": s.dropout}
     told = [f"{key} = {value:g}" for key, value in values.items() if value]
     told += ['round-mode = "async"'] if s.round_mode == "async" else []
-    real = s.dataset == DEVICE
     if not s.devices:
         if told:
-            cure = REAL if real else "say with `devices` how fast the clients are"
+            cure = REAL if s.on_devices else "say with `devices` how fast the clients are"
             raise RunError(f"{told[0]}: needs virtual time; {cure}")
         return Clock(strategy)
-    if told and real:
+    if told and s.on_devices:
         log.warning(
             f"{told[0]} goes by the speeds that `devices` assumes, not by real time; {REAL}"
         )

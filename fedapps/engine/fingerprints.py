@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedapps.core import registry
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.method.flower import BaseStrategy
 from fedapps.models import own
@@ -35,7 +34,7 @@ def fingerprints(strategy: BaseStrategy) -> Fingerprints:
         "own-model" if model else "model": _short(space.resident.fingerprint, about_model),
         SKETCH: f"{space.resident.sketch} {about_model}",
     }
-    return found if space.settings.dataset == DEVICE else {"data": space.dataset.digest, **found}
+    return found if space.settings.on_devices else {"data": space.dataset.digest, **found}
 
 
 def changed(before: Fingerprints, now: Fingerprints) -> list[str]:

@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 
 from fedapps.core import config, log, registry
 from fedapps.core.changes import owner
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError, one_line
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
@@ -178,7 +177,7 @@ class FinishedRun:
         Raises `RunError` if there is no such client.
         """
         settings = self.space.settings
-        if settings.dataset == DEVICE:
+        if settings.on_devices:
             raise RunError(
                 f"--client {number}: clients of this run are devices, and each keeps its "
                 "personalized model in its state-dir; give that instead of the run directory"
@@ -195,7 +194,7 @@ class FinishedRun:
         """
         if subset not in SUBSETS:
             raise RunError(f'subset = "{subset}": must be one of {", ".join(SUBSETS)}')
-        if self.space.settings.dataset == DEVICE:
+        if self.space.settings.on_devices:
             raise RunError(
                 f"--client {number}: clients of this run are devices, which keep their data"
             )
@@ -255,7 +254,7 @@ def _check_classes(folder: Path, space: Workspace) -> None:
     """
     known = directory.names(folder, directory.CLASS_NAMES)
     now = tuple(original(harmless(name)) for name in space.class_names)
-    if known and known != now and space.settings.dataset != DEVICE:
+    if known and known != now and not space.settings.on_devices:
         place = next(i for i, both in enumerate(zip_longest(known, now)) if len({*both}) > 1)
         was, called = ([*names, "nothing"][min(place, len(names))] for names in (known, now))
         raise RunError(

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from fedapps.core import log
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.scored_rounds import is_due
@@ -186,7 +185,7 @@ class Recovery:
         kept, because the run was resumed without `keep-best`.
         """
         kept = checkpoint.rounds(run / directory.BEST) == [self.best.round]
-        if kept and self.settings.dataset != DEVICE:
+        if kept and not self.settings.on_devices:
             told = f"the best round on validation samples is {self.best.round}"
             log.info(f"{told}; to score it on test samples: {best.look(run / directory.BEST)}")
 

@@ -11,7 +11,7 @@ import msgspec
 
 from fedapps.core import config, files, log
 from fedapps.core.changes import GROWING, INCIDENTAL, LAST_DIGITS
-from fedapps.core.config import DEVICE
+from fedapps.core.data_settings import DEVICE
 from fedapps.core.errors import RunError, without_lines
 from fedapps.core.options import LATEST
 from fedapps.core.paths import expanded
@@ -205,7 +205,7 @@ def interrupted(report: Report) -> str:
         when = f"before round {done + 1} of {total}" if done < total else "with nothing left to do"
         return f"interrupted {when}: {report.folder} is as it was"
     if checkpoint.rounds(report.folder):
-        devices, least = settings.dataset == DEVICE, settings.min_available
+        devices, least = settings.on_devices, settings.min_available
         nodes = f" --num-supernodes {least}" if least > 1 and not devices else ""
         going = "" if failed_clients.is_raising() else " --keep-going"
         how = f"fedapps serial --resume {shlex.quote(str(report.folder))}{nodes}{going}"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedapps.core import log
-from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_size
 from fedapps.core.errors import RunError
 from fedapps.core.words import number
@@ -168,7 +167,7 @@ class SecureSumming(Summing):
             return []
         share = LIMIT / len(plans)
         large = [client for client, count in counts.items() if count * s.max_value >= share]
-        if s.dataset != DEVICE or 2 * len(large) >= len(plans):
+        if not s.on_devices or 2 * len(large) >= len(plans):
             raise RunError(
                 f"max-value = {s.max_value:g}: with secure-sum it must be below "
                 f"{LIMIT / samples:g}, because round {round_} has"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fedapps.core import changes
-from fedapps.core.config import DEVICE, LAST, defaults
+from fedapps.core.config import LAST, defaults
 from fedapps.core.draws import sample_size
 from fedapps.core.paths import absolute
 from fedapps.core.schema import literal
@@ -90,16 +90,16 @@ def _of_norms(strategy: BaseStrategy) -> Iterator[tuple[str, str]]:
 def _of_data(s: Settings, data: Dataset) -> Iterator[tuple[str, str]]:
     """Yield the keys about own files that these data have no use for."""
     own = is_own(s.dataset)
-    if own or s.dataset == DEVICE:
+    if own or s.on_devices:
         if not s.window:
             yield "window-step", "with window = 0"
-            if s.dataset == DEVICE:  # it is one client
-                yield "client-column", f'with dataset = "{DEVICE}" and window = 0'
+            if s.on_devices:  # it is one client
+                yield "client-column", 'with dataset = "device" and window = 0'
     else:
         yield from ((key, f'with dataset = "{s.dataset}"') for key in OF_FILES)
-    if s.dataset == DEVICE and s.text_length and s.shape != (s.text_length,):
+    if s.on_devices and s.text_length and s.shape != (s.text_length,):
         yield "input-shape", f"with text-length = {s.text_length}, which says it"
-    if (data.columns or s.dataset == DEVICE) and Form.of(s).goes_on:
+    if (data.columns or s.on_devices) and Form.of(s).goes_on:
         yield "target-column", 'with task = "tokens" and text-length: the target is the next token'
     if not own or data.columns:  # a table has a use for all of them
         return
@@ -146,12 +146,12 @@ def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:
 
 def _general(s: Settings) -> Iterator[tuple[str, str]]:
     """Yield general keys that have no effect because of other keys, and name these."""
-    own = s.dataset == DEVICE
+    own = s.on_devices
     if own and s.split != LAST:
         yield "split", f'with dataset = "{s.dataset}"'
     if not own:
-        yield from ((key, f'without dataset = "{DEVICE}"') for key in OF_DEVICES)
-    why = f'with dataset = "{DEVICE}"' if own else f'with partitioner = "{s.partitioner}"'
+        yield from ((key, 'without dataset = "device"') for key in OF_DEVICES)
+    why = 'with dataset = "device"' if own else f'with partitioner = "{s.partitioner}"'
     yield from ((key, why) for key in changes.unread(s.dataset, s.partitioner))
     if not s.unseen_clients:
         yield "few-shot", "without unseen-clients"

@@ -7,7 +7,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fedapps.core import registry
-from fedapps.core.config import DEVICE
 from fedapps.core.ids import Ids
 from fedapps.core.memory import reserve
 from fedapps.core.schema import MethodSettings
@@ -90,7 +89,7 @@ class StrategyTools:
         """Return how many samples a client has in a subset: `train`, `test` or `validation`."""
         if self.devices:
             return self.devices[client][subset]
-        if self.settings.dataset == DEVICE:  # no device is there yet: plans are only checked
+        if self.settings.on_devices:  # no device is there yet: plans are only checked
             return 1
         return len(getattr(self.workspace.population.share(client), subset))
 

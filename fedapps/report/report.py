@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.core import changes, log
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import RunError
 from fedapps.core.files import write_whole
 from fedapps.core.paths import expanded
@@ -141,7 +140,7 @@ class Report:
         state.restore(self.folder, state.round < self.settings.num_rounds)
         self.about.write(self.folder)
         self._tell_events()
-        if self.settings.dataset == DEVICE and (self.folder / PAGE).exists():
+        if self.settings.on_devices and (self.folder / PAGE).exists():
             self.draw_page(self._time_left.after(self.last_round))
 
     @property

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import cause_of
 from fedapps.method.client_tools import LAST
 from fedapps.method.flower import BaseClient
@@ -132,7 +131,7 @@ class SplitClient(BaseClient):
         layers that the client's last training ended with.
         """
         own = self.kept(LAST)
-        if not own or self.settings.dataset == DEVICE:  # a device has no samples of others
+        if not own or self.settings.on_devices:  # a device has no samples of others
             return {}
         samples = self.foreign_samples()
         if not len(samples):

@@ -19,7 +19,6 @@ from typing import ClassVar
 import torch
 
 from fedapps.core import log
-from fedapps.core.config import DEVICE
 from fedapps.core.errors import DIVERGED, RunError
 from fedapps.core.paths import expanded
 from fedapps.method.flower import BaseStrategy
@@ -78,7 +77,7 @@ class SplitStrategy(BaseStrategy):
         options, s = self.options, self.settings
         if not isinstance(options, OversampleSettings):
             return ()
-        limited = options.oversample and s.dataset == DEVICE
+        limited = options.oversample and s.on_devices
         return () if limited else (f"{s.strategy}.oversample-limit",)
 
     # Hooks of a split method --------------------------------------------------------------

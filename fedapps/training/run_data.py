@@ -11,7 +11,7 @@ import torch
 
 from fedapps import data
 from fedapps.core.cache import ByteCache
-from fedapps.core.config import DEVICE
+from fedapps.core.data_settings import DEVICE
 from fedapps.core.draws import generator
 from fedapps.core.settings import Settings
 from fedapps.data import population
@@ -125,7 +125,7 @@ def _load(settings: Settings, pooled: Pooled | None) -> data.Dataset:
 
     Of a run that is over, the columns are those that it has `pooled`: a table can have others now.
     """
-    if settings.dataset == DEVICE:
+    if settings.on_devices:
         return data.declared(DEVICE, *specs_of_devices(settings))
     form = data.Form.of(settings)
     if pooled and pooled.columns:

@@ -5,7 +5,6 @@ from functools import cached_property, lru_cache
 import msgspec
 import torch
 
-from fedapps.core.config import DEVICE
 from fedapps.core.draws import sample_attackers
 from fedapps.core.errors import RunError
 from fedapps.core.memory import keep_freed
@@ -57,7 +56,7 @@ class Workspace:
     def class_names(self) -> tuple[str, ...]:
         """What data or keys call the classes or labels; () if nothing does."""
         s, found = self.settings, self.dataset.names
-        own = s.names if s.class_names and s.dataset == DEVICE else ()
+        own = s.names if s.class_names and s.on_devices else ()
         return (found or own) if self.task.has_names else ()
 
     @property
@@ -74,7 +73,7 @@ class Workspace:
     def attackers(self) -> frozenset[int]:
         """The clients that are attackers in a simulation; raises `RunError` on devices."""
         s = self.settings
-        if s.attackers and s.dataset == DEVICE:
+        if s.attackers and s.on_devices:
             raise RunError(f"attackers = {s.attackers:g}: only in a simulation, not on devices")
         return sample_attackers(s.seed, self.population.training, s.attackers)
 

@@ -38,7 +38,7 @@ def make(**changed):
         "split": "merged", "test_fraction": 0.25, "validation_fraction": 0.0, "partitioner": "iid",
         "alpha": 1.0, "dirichlet_balance": True, "shards_per_client": 2, "sizes": "",
         "classes_per_client": "", "num_clients": 4, "min_samples": 2, "seed": 0,
-        "unseen_clients": "", "few_shot": 0, "dataset": "own",
+        "unseen_clients": "", "few_shot": 0, "on_devices": False,
     }  # fmt: skip
     assert not changed.keys() - values.keys()
     return SimpleNamespace(**values | changed)

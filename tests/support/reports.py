@@ -30,7 +30,7 @@ def make_settings(**changes):
         "strategy": "fedrep", "dataset": "digits", "seed": 7, "num_clients": 5, "num_rounds": 3,
         "evaluate_every": 1, "evaluate_on": "test", "logger_names": (), "devices": "",
         "secure_sum": False, "dp": config.read(config.defaults()).dp,
-        "further_rounds": frozenset(),
+        "further_rounds": frozenset(), "on_devices": changes.get("dataset") == "device",
     } | changes  # fmt: skip
     known = {key.replace("_", "-"): value for key, value in values.items()}
     flat = FLAT | {key: value for key, value in known.items() if key in FLAT}

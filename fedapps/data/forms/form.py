@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapps.core.config import DEVICE, LAST, NATURAL
+from fedapps.core.config import LAST, NATURAL
 from fedapps.core.errors import RunError
 from fedapps.core.settings import Settings
 from fedapps.core.words import alike, composed, some
@@ -56,7 +56,7 @@ class Form:
     def of(cls, settings: Settings, names: Sequence[str] = ()) -> "Form":
         """Return what the settings say."""
         s = settings
-        drawn = s.split != LAST or (s.partitioner != NATURAL and s.dataset != DEVICE)
+        drawn = s.split != LAST or (s.partitioner != NATURAL and not s.on_devices)
         return cls(
             composed(s.target_column), composed(s.client_column), s.columns, s.missing, s.window,
             s.window_step, tuple(names), numbers=s.task == "regression",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedapps.core import config, words
+from fedapps.core import config, data_settings, words
 from fedapps.core.privacy_settings import SEEDED, is_seeded
 from fedapps.core.schema import literal
 from fedapps.report import devices, directory
@@ -228,7 +228,7 @@ def commands(run: RunFiles) -> str:
     """Return the commands that repeat a run, outside of its federation, whose runs count."""
     given = f"-c {shlex.quote(str(run.folder / 'config.toml'))}"
     given += """ -c 'federation=""'""" if run.config.get("federation") else ""
-    if run.config.get("dataset") == config.DEVICE:
+    if run.config.get("dataset") == data_settings.DEVICE:
         told = "# on the SuperLink NAME, with devices whose state-dir is empty"
         return f"{told}\nfedapps run --connection NAME {given}"
     return f"# in one process\nfedapps serial {given}\n\n# on Flower's engine\nfedapps run {given}"
@@ -280,7 +280,7 @@ def _epsilon(run: RunFiles) -> list[Tile]:
 
 
 def _partition(c: Mapping[str, Any]) -> str:
-    if c.get("dataset") == config.DEVICE:
+    if c.get("dataset") == data_settings.DEVICE:
         return "each with data of its own"
     details = {
         "dirichlet": ("alpha", "Dirichlet {}"),
