@@ -12,10 +12,9 @@ from typing import TypeVar
 import msgspec
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
-from fedapps.wire.checks import FIGURES_BYTES, BadMessage, Kind, check_size, reason_of, record_of
-from fedapps.wire.replies import pack_failures, read_causes
+from fedapps.wire.checks import FIGURES_BYTES, Kind, record_of
+from fedapps.wire.replies import causes_in, pack_failures
 
 T = TypeVar("T")
 
@@ -82,21 +81,14 @@ def unpack_each(
 
     `read` returns what a record says, or raises KeyError or ValueError.
     """
-    if reply.has_error():
-        cause = reason_of(reply.error)
-        return {}, [Failure(client, cause) for client in asked]
-    try:
-        check_size(reply.content, FIGURES_BYTES * len(asked))
-        causes = read_causes(reply.content, {*asked})
-    except BadMessage as error:
-        return {}, [Failure(client, one_line(str(error))) for client in asked]
+    causes = causes_in(reply, asked, FIGURES_BYTES * len(asked))
     found: dict[int, T] = {}
     failures = []
     for client in asked:  # anything that the reply says about other clients is ignored
-        answer = record_of(reply.content, f"answer-{client}", kind)
         if client in causes:
-            failures.append(Failure(client, one_line(causes[client])))
+            failures.append(Failure(client, causes[client]))
             continue
+        answer = record_of(reply.content, f"answer-{client}", kind)
         try:
             found[client] = read(kind() if answer is None else answer)
         except (KeyError, ValueError):

@@ -86,16 +86,12 @@ def unpack_reply(
 
     `largest` is the largest magnitude that a value in an array may have.
     """
-    if reply.has_error():
-        died = DEAD_WORKER.search(reply.error.reason or "")
-        cause = f"its worker process died ({died[0]})" if died else reason_of(reply.error)
-        return [], [Failure(request.client, cause, died is not None) for request in requests]
-    content, alone = reply.content, len(requests) == 1
-    try:
-        check_size(content, sum(request.most_bytes(layout) for request in requests))
-        causes = read_causes(content, {request.client for request in requests})
-    except BadMessage as error:
-        return [], [Failure(request.client, one_line(str(error))) for request in requests]
+    if reply.has_error() and (died := DEAD_WORKER.search(reply.error.reason or "")):
+        cause = f"its worker process died ({died[0]})"
+        return [], [Failure(request.client, cause, True) for request in requests]
+    most_bytes = sum(request.most_bytes(layout) for request in requests)
+    causes = causes_in(reply, [request.client for request in requests], most_bytes)
+    alone = len(requests) == 1
     updates: list[ClientUpdate] = []
     failures = []
     weights = (1 if request.same else request.samples for request in requests)
@@ -103,10 +99,10 @@ def unpack_reply(
     for request in requests:
         try:
             if request.client in causes:
-                raise BadMessage(one_line(causes[request.client]))
+                raise BadMessage(causes[request.client])
             suffix = "" if alone else f"-{request.client}"
             most = left if presum else None
-            update = _unpack_update(request, content, suffix, layout, most, largest)
+            update = _unpack_update(request, reply.content, suffix, layout, most, largest)
             updates.append(update)
             left -= update.weight
         except BadMessage as error:
@@ -118,8 +114,23 @@ def unpack_reply(
     return updates, failures
 
 
-def read_causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
-    """Read which of the `asked` clients failed, and why; raises `BadMessage` for other clients."""
+def causes_in(reply: Message, asked: Sequence[int], most: int) -> dict[int, str]:
+    """Return which of the `asked` clients failed, and why, in one line each.
+
+    If a reply is an error, has more than `most` bytes, or a broken list of failures, it is all.
+    """
+    if reply.has_error():
+        return dict.fromkeys(asked, reason_of(reply.error))
+    try:
+        check_size(reply.content, most)
+        causes = _read_causes(reply.content, {*asked})
+    except BadMessage as error:
+        return dict.fromkeys(asked, one_line(str(error)))
+    return {client: one_line(cause) for client, cause in causes.items()}
+
+
+def _read_causes(content: RecordDict, asked: set[int]) -> dict[int, str]:
+    """Read which clients failed, and why; raises `BadMessage` for others than the `asked`."""
     record = content.config_records.get("failures")
     if record is None:
         return {}
