@@ -142,8 +142,10 @@ class Known:
     """What we know about a module of Flower in which we replace something while it runs."""
 
     module: str
-    holds: Mapping[str, ModuleType]  # modules that it imports, by their names in it
-    finds: Mapping[str, set[str]]  # for each pattern, all matches in its source
+    # modules that it imports, by their names in it
+    holds: Mapping[str, ModuleType] = field(default_factory=dict)
+    # for each pattern, all matches in its source
+    finds: Mapping[str, set[str]] = field(default_factory=dict)
     parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by function
     has: tuple[str, ...] = ()  # what else is used of it
 

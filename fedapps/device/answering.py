@@ -39,20 +39,22 @@ BEAT = 10.0  # seconds until Flower is told that a message is still worked on; i
 IDLE = 120.0  # seconds without a message after which the process ends, to free memory
 LOOP = Known(
     "flwr.supernode.start_client_internal",
-    {"subprocess": subprocess},
-    {r"\bsubprocess\.(\w+)": {"Popen"}, r"\bcommand = (.*)": {'["flower-superexec"]'}},
-    {
+    holds={"subprocess": subprocess},
+    finds={r"\bsubprocess\.(\w+)": {"Popen"}, r"\bcommand = (.*)": {'["flower-superexec"]'}},
+    parameters={
         "_push_messages": ("state", "object_store", "send", "push_object"),
         "_insert_message": ("msg", "state", "store"),
         "iterate_object_tree": ("tree",),
     },
-    ("Error", "ErrorCode.CLIENT_APP_CRASHED", "Message", "SubStatus.FAILED", "TaskType.CLIENT_APP"),
+    has=(
+        *("Error", "ErrorCode.CLIENT_APP_CRASHED", "Message", "SubStatus.FAILED"),
+        "TaskType.CLIENT_APP",
+    ),
 )
 COMMAND = Known(
     "flwr.supernode.cli.flower_supernode",
-    {},
-    {r"\bhttp_(?:server|thread)\.(\w+)": {"should_exit", "join", "is_alive", "force_exit"}},
-    {"_start_supernode_http_api": ("config", "state_factory")},
+    finds={r"\bhttp_(?:server|thread)\.(\w+)": {"should_exit", "join", "is_alive", "force_exit"}},
+    parameters={"_start_supernode_http_api": ("config", "state_factory")},
 )
 _CALL = ("request", "state", "task")
 PULLS = {"pull_task_input", "pull_messages", "pull_object", "confirm_message_received"}
@@ -63,14 +65,12 @@ PUSHES = {
 }
 API = Known(  # what serves the SuperNode's API
     "flwr.supernode.servicer.runtime.runtime_handlers",
-    {},
-    {},
-    {
+    parameters={
         "acquire_task": ("request", "state"),
         **dict.fromkeys([*PULLS, *(name for name, _ in PUSHES.values())], _CALL),
         "message_from_proto": ("message_proto",),
     },
-    (
+    has=(
         *("AcquireTaskRequest", "PullTaskInputRequest", "PullAppMessagesRequest"),
         *("PullObjectRequest", "ConfirmMessageReceivedRequest"),
         *(request for _, request in PUSHES.values()),
@@ -78,13 +78,12 @@ API = Known(  # what serves the SuperNode's API
 )
 STATE = Known(  # what it keeps of tasks
     "flwr.supercore.corestate.in_memory_corestate",
-    {},
-    {
+    finds={
         r"\bself\.(task_store: .*)": {"task_store: dict[int, Task] = {}"},
         r"\bself\.(lock_task_store = .*)": {"lock_task_store = Lock()"},
     },
-    {"InMemoryCoreState.finish_task": ("self", "task_id", "sub_status", "details")},
-    ("Status.FINISHED",),
+    parameters={"InMemoryCoreState.finish_task": ("self", "task_id", "sub_status", "details")},
+    has=("Status.FINISHED",),
 )
 # What warm.py calls; here that module is only read, because to load it takes time and memory.
 CLIENTAPP = {

@@ -22,18 +22,15 @@ CUT = ("eof occurred in violation of protocol", "connection has been closed (eof
 TIMEOUT, ERROR = 408, 500  # HTTP statuses
 CONNECTION = Known(
     "flwr.supernode.fleet_http_connection",
-    {},
-    {r"\bHeartbeatSender\((.*)\)": {"send_node_heartbeat"}},
-    {
+    finds={r"\bHeartbeatSender\((.*)\)": {"send_node_heartbeat"}},
+    parameters={
         "make_simple_http_retry_invoker": (),
         "make_push_object_fn_protobuf": ("push_object_protobuf", "node", "run_id", "session_id"),
         "HeartbeatSender.__init__": ("self", "heartbeat_fn"),
     },
-    ("httpx.TimeoutException", "httpx.TransportError", "httpx.HTTPStatusError"),
+    has=("httpx.TimeoutException", "httpx.TransportError", "httpx.HTTPStatusError"),
 )
-PUSHES = Known(
-    "flwr.supercore.inflatable.inflatable_protobuf_utils", {}, {}, {}, ("ObjectPushError",)
-)
+PUSHES = Known("flwr.supercore.inflatable.inflatable_protobuf_utils", has=("ObjectPushError",))
 
 
 def keep_trying() -> None:

@@ -32,7 +32,9 @@ from fedapps.device.refused import Refusals
 from fedapps.device.waiting import CLIENT, PollingPause, Preference, client_with, shorten_backoff
 
 PAUSES = Known(
-    LOOP.module, {"time": time}, {r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}}
+    LOOP.module,
+    holds={"time": time},
+    finds={r"\btime\.(\w+\([\d.]*\))": {"sleep(3)", "sleep(0.5)"}},
 )
 
 

@@ -24,12 +24,11 @@ INITIAL_BACKOFF = 0.02  # seconds
 PREFER, APPLIED = "prefer", "preference-applied"  # headers
 CLIENT = Known(
     "flwr.supernode.fleet_http_connection",
-    {},
-    {
+    finds={
         r"\bFleetHttpClient\.(\w+)\(": {"from_server_address"},
         r"\b(interceptors=)\[": {"interceptors="},
     },
-    {
+    parameters={
         "FleetHttpClient.from_server_address": (
             *("server_address", "insecure", "root_certificates", "interceptors", "retry_invoker"),
         )

@@ -24,9 +24,8 @@ UNREADABLE = (
 )  # fmt: skip
 GRID = Known(
     "flwr.superlink.grid.http_grid",
-    {},
-    {r"\bcast\(Run, self\.(\w+)\)": {"_run"}, r"\bnode=self\.(\w+),": {"node"}},
-    {
+    finds={r"\bcast\(Run, self\.(\w+)\)": {"_run"}, r"\bnode=self\.(\w+),": {"node"}},
+    parameters={
         "HttpGrid.pull_messages": ("self", "message_ids"),
         "iterate_object_tree": ("tree",),
         "make_pull_object_fn_protobuf": ("pull_object_protobuf", "node", "run_id"),
@@ -35,7 +34,7 @@ GRID = Known(
             *("max_tries_per_object", "initial_backoff", "backoff_cap"),
         ),
     },
-    (
+    has=(
         *("HttpGrid._runtime_client", "ConfirmMessageReceivedRequest", "PullAppMessagesRequest"),
         *("ObjectPullError", "inflate_object_from_contents"),
     ),

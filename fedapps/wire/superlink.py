@@ -38,36 +38,30 @@ IS_BUFFERED = "fedapps.buffered"  # in the scope of such a request
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"
 COMMAND = Known(
     "flwr.superlink.cli.flower_superlink",
-    {"uvicorn": uvicorn},
-    {r"\buvicorn\.(\w+)\(": {"run"}, r"\bapp=(\w+)": {"fastapi_app"}},
+    holds={"uvicorn": uvicorn},
+    finds={r"\buvicorn\.(\w+)\(": {"run"}, r"\bapp=(\w+)": {"fastapi_app"}},
 )
-TYPES = Known("flwr.supercore.protobuf.translation", {}, {}, {}, ("PROTOBUF_REQUEST_TYPES",))
+TYPES = Known("flwr.supercore.protobuf.translation", has=("PROTOBUF_REQUEST_TYPES",))
 ROUTES = tuple(
-    Known(module, {}, {r"-> \w*(Iterator|Generator|Stream)": set()})
+    Known(module, finds={r"-> \w*(Iterator|Generator|Stream)": set()})
     for module in ("flwr.superlink.routers.fleet.router", "flwr.supercore.routers.runtime.router")
 )
 
 DEPENDENCIES = Known(
     "fastapi.dependencies.utils",
-    {},
-    {r"await run_in_threadpool\((.*)\)": {"call, **solved_result.values"}},
-    {},
-    ("run_in_threadpool",),
+    finds={r"await run_in_threadpool\((.*)\)": {"call, **solved_result.values"}},
+    has=("run_in_threadpool",),
 )
 LOOKUPS = (
-    Known("flwr.superlink.dependencies.linkstate", {}, {}, {"get_linkstate": ("request",)}),
-    Known("flwr.supercore.protobuf.translation", {}, {}, {"get_protobuf_request": ("request",)}),
+    Known("flwr.superlink.dependencies.linkstate", parameters={"get_linkstate": ("request",)}),
+    Known("flwr.supercore.protobuf.translation", parameters={"get_protobuf_request": ("request",)}),
     Known(
         "flwr.supercore.dependencies.runtime",
-        {},
-        {},
-        {"get_runtime_state": ("request",), "get_runtime_handlers": ("request",)},
+        parameters={"get_runtime_state": ("request",), "get_runtime_handlers": ("request",)},
     ),
     Known(
         "flwr.supercore.dependencies.version",
-        {},
-        {},
-        {"VersionDependency.__call__": ("self", "request")},
+        parameters={"VersionDependency.__call__": ("self", "request")},
     ),
 )
 

@@ -75,16 +75,16 @@ def change_source(monkeypatch, module, old, new):
 
 
 @pytest.mark.parametrize(("known", "line"), [
-    (Known("flwr.nowhere", {}, {}), "flwr.nowhere: No module named 'flwr.nowhere'"),
-    (Known(LOOP, {"datetime": time}, {}), "has no attribute 'datetime'"),
-    (Known(LOOP, {"os": time}, {}), f"{LOOP}.os is not the module os"),
+    (Known("flwr.nowhere"), "flwr.nowhere: No module named 'flwr.nowhere'"),
+    (Known(LOOP, holds={"datetime": time}), "has no attribute 'datetime'"),
+    (Known(LOOP, holds={"os": time}), f"{LOOP}.os is not the module os"),
     (
-        Known(LOOP, {}, {r"\btime\.(\w+)": {"nap"}}),
+        Known(LOOP, finds={r"\btime\.(\w+)": {"nap"}}),
         f"{LOOP} has ['sleep'], not ['nap']",
     ),
-    (Known(LOOP, {}, {}, {"gone": ()}), "has no attribute 'gone'"),
+    (Known(LOOP, parameters={"gone": ()}), "has no attribute 'gone'"),
     (
-        Known(LOOP, {}, {}, {"_insert_message": ("message",)}),
+        Known(LOOP, parameters={"_insert_message": ("message",)}),
         "_insert_message takes ('msg', 'state', 'store'), not ('message',)",
     ),
 ])  # fmt: skip
