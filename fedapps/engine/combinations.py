@@ -79,13 +79,9 @@ def _space(settings: Settings) -> Workspace:
 
 @cache
 def _shared(model: str, rank: int, validation: float) -> Workspace:
-    keys: dict[str, Scalar] = {
-        "model": model,
-        "adapter-rank": rank,
-        "validation-fraction": validation,
-    }
-    general: dict[str, Scalar] = {"strategy": registry.names()[0], "device": "cpu", "threads": 1}
-    return Workspace(config.read_general(config.applied(general | keys)))
+    keys: dict[str, Scalar] = {"strategy": registry.names()[0], "device": "cpu", "threads": 1}
+    keys |= {"model": model, "adapter-rank": rank, "validation-fraction": validation}
+    return Workspace(config.read_general(config.applied(keys)))
 
 
 def alone(strategy: BaseStrategy) -> str:

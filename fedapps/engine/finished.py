@@ -148,11 +148,9 @@ class FinishedRun:
         """Return the shared model; raises `RunError` if the run has not trained one."""
         before, now = self.space.initial, self.strategy.arrays
         if all(np.array_equal(before[key], value) for key, value in now.items()):
-            none = self.whole and self.strategy.state.get(COUNTED) == 0
-            late = "no update has counted (docs/time.md), so there is no trained shared model"
-            told = (
-                late if none else f"{self.strategy.settings.strategy} has trained no shared model"
-            )
+            told = f"{self.strategy.settings.strategy} has trained no shared model"
+            if self.whole and self.strategy.state.get(COUNTED) == 0:
+                told = "no update has counted (docs/time.md), so there is no trained shared model"
             raise RunError(f"{self.folder}: {told}; name a client, for example --client 0")
         put(self.space.model, self.strategy.arrays)
         return self.space.model
@@ -162,11 +160,8 @@ class FinishedRun:
         if not self.whole:
             return None
         settings, new = self.space.settings, self.space.settings.num_clients
-        grown, one = (
-            msgspec.structs.replace(settings, num_clients=new + 1),
-            dict.fromkeys(SUBSETS, 1),
-        )
-        strategy = type(self.strategy)(self.space, grown, {new: one})
+        grown = msgspec.structs.replace(settings, num_clients=new + 1)
+        strategy = type(self.strategy)(self.space, grown, {new: dict.fromkeys(SUBSETS, 1)})
         if self.found is not None:
             Recovery(grown).restore(self.folder, self.found, strategy)
         return strategy.plan_of_newcomer(self.round, new)

@@ -42,9 +42,8 @@ class OnItsWay:
         self.state[TABLE] = np.concatenate([self._table(), [row]])
         for key, array in update.arrays.items():
             new = answer.round == round_ and key in parameters
-            self.state[f"{CHANGES}{update.client}/{key}"] = (
-                array - parameters[key] if new else array
-            )
+            kept = array - parameters[key] if new else array
+            self.state[f"{CHANGES}{update.client}/{key}"] = kept
 
     def take(self) -> list[Answer]:
         """Take all updates out of the state."""

@@ -145,12 +145,7 @@ class Recovery:
         return self.changed
 
     def after_round(
-        self,
-        round_: int,
-        strategy: BaseStrategy,
-        report: Report,
-        means: Means,
-        diverged: int,
+        self, round_: int, strategy: BaseStrategy, report: Report, means: Means, diverged: int
     ) -> None:
         """Write a checkpoint if one is due; raises `EarlyStop` if `patience` is used up.
 

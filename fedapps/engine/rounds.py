@@ -131,7 +131,7 @@ class Rounds:
         counted = self.receiving.accepted(round_, sent, self.exchange, self.totals)
         others = len(self.clock.at_work)
         in_time = self.clock.counted(round_, counted, partial(self.exchange.traffic, self.layout))
-        summed = self.summing.release(round_, in_time, self.exchange.failures)
+        summed = self.summing.release(in_time, self.exchange.failures)
         reference = partial(reference_of, self.strategy, round_)
         updates = self.privacy.release(self.strategy.overall(round_), summed, reference)
         first = next(updates, None)

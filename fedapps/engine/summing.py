@@ -58,7 +58,7 @@ class Summing:
         """Prepare a round; return the plans of the clients that can train."""
         return plans
 
-    def release(self, round_: int, updates: Updates, failures: list[Failure]) -> Updates:
+    def release(self, updates: Updates, failures: list[Failure]) -> Updates:
         """Return what the server's code may see of the updates; add clients that failed."""
         return updates
 
@@ -102,7 +102,7 @@ class SecureSumming(Summing):
             self._count(client, len(boxes), 0)
         return {client: plans[client] for client in self.boxes}
 
-    def release(self, round_: int, updates: Updates, failures: list[Failure]) -> Updates:
+    def release(self, updates: Updates, failures: list[Failure]) -> Updates:
         """Add up the masked updates; yield their mean once the masks have been removed.
 
         `num_examples` is the sum of the weights. If a client lies, the masks hide which one it is:

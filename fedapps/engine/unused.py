@@ -121,9 +121,9 @@ def _where_counts_are_no_weights(strategy: BaseStrategy) -> str:
         return f'with aggregation = "{s.aggregation}", where sample counts are no weights'
     if s.dp.mode != "none":
         return f'with dp.mode = "{s.dp.mode}", where sample counts are no weights'
-    return (
-        "" if strategy.weighs_by_count else f"on {s.strategy}, where sample counts are no weights"
-    )
+    if not strategy.weighs_by_count:
+        return f"on {s.strategy}, where sample counts are no weights"
+    return ""
 
 
 def _of_the_mean(s: Settings) -> Iterator[tuple[str, str]]:

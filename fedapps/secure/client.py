@@ -74,11 +74,7 @@ class SumClient:
         return answer
 
     def upload(
-        self,
-        request: bytes,
-        arrays: Iterable[np.ndarray],
-        weight: int,
-        noise: Noise | None = None,
+        self, request: bytes, arrays: Iterable[np.ndarray], weight: int, noise: Noise | None = None
     ) -> np.ndarray:
         """Return the masked vector of an update; the request holds `boxes` by sender.
 

@@ -15,15 +15,7 @@ from fedapps.core.errors import one_line
 from fedapps.method.update import Failure
 from fedapps.secure import shamir
 from fedapps.secure.client import least
-from fedapps.secure.keys import (
-    Box,
-    PublicKeys,
-    Share,
-    agreed,
-    new_secret,
-    private,
-    public,
-)
+from fedapps.secure.keys import Box, PublicKeys, Share, agreed, new_secret, private, public
 from fedapps.secure.masks import add_masks
 
 Answers = Mapping[int, bytes]
@@ -50,9 +42,9 @@ class SumServer:
     def too_few(self, there: Sized) -> str:
         """Say why a round cannot go on with the clients that are still there; "" if it can."""
         needed = least(len(self.roster))
-        return (
-            f"{len(there)} clients are left, and it needs {needed}" if len(there) < needed else ""
-        )
+        if len(there) >= needed:
+            return ""
+        return f"{len(there)} clients are left, and it needs {needed}"
 
     def keys(self, answers: Answers) -> dict[int, bytes]:
         """Take the clients' public keys; return the request for their shares, by client."""

@@ -176,7 +176,7 @@ class Session:
             self._closed = True
             self._unused.clear()
             self._inbox = queue.SimpleQueue()  # unread notes hold the session, and it holds them
-        for stream in {id(stream): stream for stream in self._opened}.values():
+        for stream in dict.fromkeys(self._opened):  # several clients can share one
             stream.close()
 
     def abort(self) -> None:

@@ -60,10 +60,7 @@ class StreamingGrid:
     """
 
     def __init__(
-        self,
-        grid: AnyGrid,
-        given_up: Callable[[], set[str]] = set,
-        lookout: Lookout | None = None,
+        self, grid: AnyGrid, given_up: Callable[[], set[str]] = set, lookout: Lookout | None = None
     ) -> None:
         self.grid, self.given_up, self.lookout = grid, given_up, lookout or Lookout()
         self._begin_pulls = getattr(grid, "begin_pulls", lambda deadline: None)

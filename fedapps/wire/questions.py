@@ -30,9 +30,8 @@ class QuestionHeader(msgspec.Struct, frozen=True, rename="kebab"):
 def pack_question(clients: Sequence[int], node: int, question: str, run_dir: str) -> Message:
     """Make the message that asks a SuperNode a question about clients."""
     asked = QuestionHeader(question, [*clients], run_dir)
-    return Message(
-        RecordDict({"config": ConfigRecord(msgspec.to_builtins(asked))}), node, "query.ask"
-    )
+    content = RecordDict({"config": ConfigRecord(msgspec.to_builtins(asked))})
+    return Message(content, node, "query.ask")
 
 
 def read_question(message: Message) -> QuestionHeader:
