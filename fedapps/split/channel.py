@@ -117,8 +117,7 @@ class ChannelServer(grpc.GenericRpcHandler):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
             stream.clients.add(client)
             Thread(target=_read, args=(session, stream, requests), daemon=True).start()
-            while (data := stream.outbox.get()) is not None:
-                yield data
+            yield from iter(stream.outbox.get, None)
         finally:
             with self._lock:
                 self._contexts.discard(context)

@@ -24,7 +24,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -96,8 +96,9 @@ class LongPolling:
         if not path.startswith(BUFFERED) or (scope.get("method"), path) not in self.types:
             await self.app(scope, receive, send)
             return
-        body = await read(receive)
-        if body is None:  # who asked has gone
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return
 
         async def answer() -> Response:
@@ -178,18 +179,6 @@ def seconds_to_wait(scope: Scope) -> float:
         if name == b"prefer" and (found := re.fullmatch(rb"wait=(\d{1,6})", value)):
             return min(float(found[1]), LONGEST)
     return 0.0
-
-
-async def read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None if it did not come to its end."""
-    parts, more = [], True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def answered(app: ASGIApp, scope: Scope, receive: Receive) -> Response:
