@@ -16,8 +16,6 @@ from fedapps.engine.checkpoint import Checkpoint
 from fedapps.engine.store import state_folders
 from fedapps.report import about, directory
 
-CONFIG = "config.toml"
-
 
 def look(run: Path) -> str:
     """Return the command that scores a run directory, or its `best/`, on test samples."""
@@ -36,7 +34,7 @@ def keep(run: Path, found: Checkpoint) -> None:
     with writing(best):
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)  # like `clients/` and `checkpoint/`: it has data of single clients
-        for name in (CONFIG, about.FILE, *directory.NAMED):
+        for name in ("config.toml", about.FILE, *directory.NAMED):
             if (run / name).exists():
                 shutil.copyfile(run / name, new / name)
         write_whole(new / directory.MODEL, directory.model_bytes(found.arrays))
