@@ -43,7 +43,7 @@ def apfl(world):
         sent = {}
         for i in chosen:
             w, mine = world.model(server), kept.setdefault(i, dict(new))
-            local_steps(world, w, mine, world.batches("train", t, i, world.s.local_epochs), lr)
+            local_steps(world, w, mine, world.training(t, i), lr)
             sent[i] = state(w)
         server = plainly(sent)
     scores = {}

@@ -71,6 +71,11 @@ def fit(world, model, layers, batches, lr, gradients=gradients_of):
     return model.requires_grad_().eval()
 
 
+def trained(world, model, batches, lr, gradients=gradients_of):
+    """Train all layers, as `fit` does; return the state of the model."""
+    return state(fit(world, model, world.names, batches, lr, gradients))
+
+
 def pulled(mu, anchor, gradients=gradients_of):
     """Return gradients with those of (mu/2) ||p - anchor||^2 added; `anchor` has all parameters."""
 
@@ -91,6 +96,11 @@ def clipped(limit, gradients=gradients_of):
         return [g * min(1.0, limit / norm) for g in found] if limit else found
 
     return shorter
+
+
+def held(world, anchor, gradients=gradients_of):
+    """Return gradients with the run's pull to `anchor` (prox-mu), then clipped (max-norm)."""
+    return clipped(world.s.max_norm, pulled(world.s.prox_mu, anchor, gradients))
 
 
 def state(model, keys=None):

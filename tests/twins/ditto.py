@@ -1,6 +1,6 @@
 """Ditto: Li et al. 2021, Algorithm 1 with w trained as in FedAvg."""
 
-from tests.twins.common import by_size, fit, pulled, rounds, scored, state, under
+from tests.twins.common import by_size, pulled, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {"momentum": "ditto.lambda=0.4 ditto.personal-epochs=2"}
@@ -12,11 +12,10 @@ def ditto(world):
     for t, chosen, lr in rounds(world):
         sent, pull = {}, pulled(world["ditto.lambda"], server)
         for i in chosen:
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            sent[i] = state(fit(world, world.model(server), world.names, batches, lr))
+            sent[i] = trained(world, world.model(server), world.training(t, i), lr)
             batches = world.batches("personal", t, i, world["ditto.personal-epochs"])
             v = world.model(kept.get(i, {}))
-            kept[i] = state(fit(world, v, world.names, batches, lr, pull))
+            kept[i] = trained(world, v, batches, lr, pull)
         server = by_size(world, sent)
     scores = scored(world, lambda i: world.model(kept.get(i, {})), None)
     return Outcome(server, under("v/", kept), scores)

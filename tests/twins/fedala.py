@@ -3,16 +3,7 @@
 import numpy as np
 import torch
 
-from tests.twins.common import (
-    by_size,
-    fit,
-    loss_of,
-    rounds,
-    scored,
-    state,
-    unfrozen,
-    usable,
-)
+from tests.twins.common import by_size, loss_of, rounds, scored, state, trained, unfrozen, usable
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -70,8 +61,7 @@ def fedala(world):
             if i in old:
                 weights[i] = ala.learn(t, i, old[i], weights.get(i))
                 model = ala.mixture(old[i], weights[i])
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            sent[i] = state(fit(world, model, world.names, batches, lr))
+            sent[i] = trained(world, model, world.training(t, i), lr)
             old[i] = {k: sent[i][k] for k in ala.keys}
         server = by_size(world, sent)
     ala = Local(world, server)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.functional import cosine_similarity
 
-from tests.twins.common import by_size, fit, mean, pulled, rounds, scored, state, under
+from tests.twins.common import by_size, mean, pulled, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -42,8 +42,7 @@ def fedamp(world):
             models = kept | {i: kept.get(i, world.initial)}
             u = mean(models, weights(world, i, models))
             pull = pulled(world["fedamp.lambda"] / world["fedamp.step"], u)
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            sent[i] = state(fit(world, world.model(u), world.names, batches, lr, pull))
+            sent[i] = trained(world, world.model(u), world.training(t, i), lr, pull)
         kept |= sent
         server = by_size(world, sent)
     scores = scored(world, lambda i: world.model(kept.get(i, {})), None)

@@ -59,7 +59,7 @@ def fedap(world):
         for i in chosen:
             own = mixed(i) if last else {}
             model = world.model(server, own, kept.get(i, {}))
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            fit(world, model, world.names, world.training(t, i), lr)
             sent[i] = state(model, rest if last else None)
             if last:
                 kept[i] = state(model, norms)

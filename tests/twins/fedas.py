@@ -5,12 +5,11 @@ import copy
 import torch
 
 from tests.twins.common import (
-    clipped,
     features,
     fit,
     gradients_of,
+    held,
     mean,
-    pulled,
     rounds,
     scored,
     state,
@@ -67,9 +66,8 @@ def fedas(world):
             if i in kept:
                 batches = world.batches("align", t, i, epochs)
                 aligned(world, model, kept[i], i, batches, rate * lr / world.s.lr)
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            near = pulled(world.s.prox_mu, state(model))
-            fit(world, model, world.names, batches, lr, clipped(world.s.max_norm, near))
+            rule = held(world, state(model))
+            fit(world, model, world.names, world.training(t, i), lr, rule)
             weights[i] = information(world, model, i)
             kept[i], sent[i] = state(model), state(model, body)
         server = server | mean(sent, weights)

@@ -12,7 +12,7 @@ def fedbabu(world):
     for t, chosen, lr in rounds(world):
         sent, pull = {}, pulled(world.s.prox_mu, server)
         for i in chosen:
-            batches = world.batches("train", t, i, world.s.local_epochs)
+            batches = world.training(t, i)
             model = fit(world, world.model(server), world.body, batches, lr, pull)
             sent[i] = state(model, world.keys(world.body))
         server = server | by_size(world, sent)

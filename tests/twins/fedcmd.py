@@ -85,7 +85,7 @@ def fedcmd(world):
         sent, votes = {}, []
         for i in chosen:
             model = world.model(server, second.mixture(i) if second else {}, kept.get(i, {}))
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            fit(world, model, world.names, world.training(t, i), lr)
             sent[i] = state(model)
             if second:
                 kept[i] = state(model, second.own)

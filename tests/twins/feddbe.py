@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.twins.common import Sgd, by_size, clipped, pulled, rounds, state, unfrozen, usable
+from tests.twins.common import Sgd, by_size, held, rounds, state, unfrozen, usable
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -24,8 +24,8 @@ def trained(world, model, memory, batches, lr, target=None):
         if target is not None:
             loss = loss + world["feddbe.kappa"] / 2 * ((r - target) ** 2).mean()
         *found, of_z = torch.autograd.grad(loss, [*of_model.parameters, memory])
-        rule = pulled(world.s.prox_mu, anchor, lambda *_, found=found: found)
-        of_model.step(clipped(world.s.max_norm, rule)(model, x, y))
+        rule = held(world, anchor, lambda *_, found=found: found)
+        of_model.step(rule(model, x, y))
         if target is not None:
             of_memory.step([of_z])
         r = r.detach()

@@ -2,17 +2,7 @@
 
 import torch
 
-from tests.twins.common import (
-    clipped,
-    fit,
-    gradients_of,
-    plainly,
-    pulled,
-    rounds,
-    scored,
-    state,
-    under,
-)
+from tests.twins.common import gradients_of, held, plainly, pulled, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -28,8 +18,7 @@ def regularized(world, g, server):
         own = [g[name] for name, _ in model.named_parameters()]
         return [a - b for a, b in zip(gradients_of(model, x, y), own, strict=True)]
 
-    near = pulled(world.s.prox_mu, server, pulled(world["feddyn.strength"], server, linear))
-    return clipped(world.s.max_norm, near)
+    return held(world, server, pulled(world["feddyn.strength"], server, linear))
 
 
 def feddyn(world):
@@ -41,9 +30,8 @@ def feddyn(world):
         sent = {}
         for i in chosen:
             g = kept.get(i, zero)
-            batches = world.batches("train", t, i, world.s.local_epochs)
             rule = regularized(world, g, server)
-            sent[i] = state(fit(world, world.model(server), world.names, batches, lr, rule))
+            sent[i] = trained(world, world.model(server), world.training(t, i), lr, rule)
             kept[i] = {k: g[k] - alpha * (sent[i][k] - server[k]) for k in names}
         for k in names:
             moved = sum(sent[i][k] - server[k] for i in chosen)

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.twins.common import asking, by_size, fit, rounds, state, under
+from tests.twins.common import asking, by_size, rounds, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {"momentum": "fedem.components=2"}
@@ -32,7 +32,7 @@ def m_step(world, t, i, m, own, q, lr):
     (x, y), phase = world.data(i), "train" if m == 1 else f"component{m}"
     orders = [world.order(phase, t, i, e) for e in range(world.s.local_epochs)]
     batches = [(x[some], some) for order in orders for some in order.split(world.s.batch_size)]
-    return state(fit(world, world.model(own), world.names, batches, lr, weighted(q.float(), y)))
+    return trained(world, world.model(own), batches, lr, weighted(q.float(), y))
 
 
 def started(world):

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.twins.common import by_size, fit, loss_of, rounds, scored, state, under
+from tests.twins.common import by_size, loss_of, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {"momentum": "fedfomo.models=1 fedfomo.epsilon=0.6"}
@@ -54,8 +54,7 @@ def fedfomo(world):
             start, u = nearer(world, i, kept.get(i, world.initial), others)
             for j, value in u.items():
                 affinity[i, j] += value
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            sent[i] = state(fit(world, world.model(start), world.names, batches, lr))
+            sent[i] = trained(world, world.model(start), world.training(t, i), lr)
         kept |= sent
         server = by_size(world, sent)
     scores = scored(world, lambda i: world.model(kept.get(i, {})), None)

@@ -1,6 +1,7 @@
 """FedPAC: Xu, Tong, Huang 2023, Algorithm 1, Eq. 6, 7 and 9 (docs/papers/fedpac.md)."""
 
 import copy
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -8,13 +9,11 @@ import torch
 from tests.twins.common import (
     asking,
     by_size,
-    clipped,
     features,
     fit,
-    gradients_of,
+    held,
     loss_of,
     mean,
-    pulled,
     rounds,
     scored,
     state,
@@ -51,16 +50,6 @@ def to_centroids(world, centroids):
     return gradients
 
 
-def limited(world, model):
-    """Return what adds to gradients those of the proximal term, and then clips them."""
-    anchor = state(model)
-
-    def near(gradients=gradients_of):
-        return clipped(world.s.max_norm, pulled(world.s.prox_mu, anchor, gradients))
-
-    return near
-
-
 def collaboration(own, h, v):
     """Return Eq. 9's weights: of the minima on all faces of the simplex, the least one."""
     clients, found = list(h), []
@@ -86,7 +75,7 @@ def fedpac(world):
             model = world.model(server, heads.get(i, first))
             mu, n, v[i] = by_class(world, model, i)
             h[i] = n[:, None] / n.sum() * mu
-            near = limited(world, model)
+            near = partial(held, world, state(model))
             fit(world, model, world.head, world.batches("train", t, i, epochs), lr, near())
             batches = world.batches("train", t, i, world.s.local_epochs, epochs)
             targets = torch.stack([c.get(k, own) for k, own in enumerate(mu)]).float()
@@ -103,8 +92,8 @@ def fedpac(world):
 
     def personalized(world, model, i):  # as a round begins
         batches = world.batches("finetune", t, i, epochs)
-        near = limited(world, model)
-        return fit(world, copy.deepcopy(model), world.head, batches, lr, near())
+        rule = held(world, state(model))
+        return fit(world, copy.deepcopy(model), world.head, batches, lr, rule)
 
     scores = scored(world, lambda i: world.model(server, heads.get(i, first)), personalized)
     return Outcome(server, {}, scores)

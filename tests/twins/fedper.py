@@ -6,17 +6,21 @@ from tests.twins.harness import Outcome
 SETTINGS = {"momentum": "fedper.personal-layers=conv1,head"}
 
 
-def fedper(world):
-    """All layers are trained together; the personal ones stay, the others are averaged."""
-    own = (world["fedper.personal-layers"] or "head").split(",")
-    shared = [name for name in world.names if name not in own]
+def keeping(world, own):
+    """FedAvg of all arrays but `own`: these are trained with the others, and stay with a client."""
+    shared = [k for k in world.initial if k not in own]
     server, kept = world.initial, {}
     for t, chosen, lr in rounds(world):
         sent = {}
         for i in chosen:
             model = world.model(server, kept.get(i, {}))
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
-            kept[i], sent[i] = state(model, world.keys(own)), state(model, world.keys(shared))
+            fit(world, model, world.names, world.training(t, i), lr)
+            kept[i], sent[i] = state(model, own), state(model, shared)
         server = server | by_size(world, sent)
     scores = scored(world, lambda i: world.model(server, kept.get(i, {})))
     return Outcome(server, under("model/", kept), scores)
+
+
+def fedper(world):
+    """All layers are trained together; the personal ones stay, the others are averaged."""
+    return keeping(world, world.keys((world["fedper.personal-layers"] or "head").split(",")))

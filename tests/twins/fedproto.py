@@ -6,15 +6,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.twins.common import (
-    clipped,
     features,
-    fit,
     gradients_of,
+    held,
     mean,
     outputs,
-    pulled,
     rounds,
     state,
+    trained,
     under,
 )
 from tests.twins.harness import Outcome
@@ -64,9 +63,8 @@ def fedproto(world):
         for i in chosen:
             model = world.model(kept.get(i, {}))
             rule = partial(gradients_of, loss=pulling(world, shared))
-            rule = clipped(world.s.max_norm, pulled(world.s.prox_mu, state(model), rule))
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            kept[i] = state(fit(world, model, world.names, batches, lr, rule))
+            rule = held(world, state(model), rule)
+            kept[i] = trained(world, model, world.training(t, i), lr, rule)
             f, y = fixed(world, model, i, "train"), world.data(i)[1]
             for j in y.unique().tolist():
                 found.setdefault(j, {})[i] = {"C": f[y == j].mean(0)}

@@ -29,7 +29,7 @@ def fedrod(world):
             own = [kept.get(i, first)[k].clone().requires_grad_() for k in names]
             generic = unfrozen(model, world.names)
             of_model, of_own = Sgd(world, generic, lr), Sgd(world, own, lr)
-            for x, y in usable(model, world.batches("train", t, i, world.s.local_epochs)):
+            for x, y in usable(model, world.training(t, i)):
                 logits, personal = both(model, own, x)
                 balanced = cross_entropy(logits + prior, y)
                 plain = cross_entropy(logits.detach() + personal, y)

@@ -24,8 +24,7 @@ def fedseq(world):
         active, sent = [name for group in open_ for name in group], {}
         for i in chosen:
             model = world.model(server, kept.get(i, {}))
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            fit(world, model, active + own, batches, lr)
+            fit(world, model, active + own, world.training(t, i), lr)
             sent[i] = state(model, world.keys(active))
             if own:
                 kept[i] = state(model, world.keys(own))

@@ -93,6 +93,10 @@ class World:
         orders = [self.order(phase, round_, client, first + epoch) for epoch in range(epochs)]
         return [(x[i], y[i]) for order in orders for i in order.split(self.s.batch_size)]
 
+    def training(self, round_: int, client: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the batches of a client's local epochs in a round."""
+        return self.batches("train", round_, client, self.s.local_epochs)
+
     def generator(self, purpose: str, *key: int) -> np.random.Generator:
         """Return the random numbers that a run draws for a purpose."""
         return generator(self.s.seed, purpose, *key)

@@ -14,7 +14,7 @@ def lgfedavg(world):
         warm, sent = t <= world["lgfedavg.warmup-rounds"], {}
         for i in chosen:
             model = world.model(server, kept.get(i, {}))
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            fit(world, model, world.names, world.training(t, i), lr)
             sent[i] = state(model, world.keys(world.names if warm else world.names[cut:]))
             if not warm:
                 kept[i] = state(model, world.keys(world.names[:cut]))

@@ -1,6 +1,6 @@
 """Local training alone: each client has a model of its own, and nothing travels."""
 
-from tests.twins.common import fit, rounds, scored, state, under
+from tests.twins.common import rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {"momentum": "local.match-compute=true"}
@@ -11,8 +11,7 @@ def local(world):
     kept = {}
     for t, chosen, lr in rounds(world):
         for i in chosen if world["local.match-compute"] else world.clients:
-            batches = world.batches("train", t, i, world.s.local_epochs)
             model = world.model(kept.get(i, {}))
-            kept[i] = state(fit(world, model, world.names, batches, lr))
+            kept[i] = trained(world, model, world.training(t, i), lr)
     scores = scored(world, lambda i: world.model(kept.get(i, {})), None)
     return Outcome(world.initial, under("model/", kept), scores)

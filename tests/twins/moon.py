@@ -5,18 +5,7 @@ from functools import partial
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from tests.twins.common import (
-    by_size,
-    clipped,
-    features,
-    fit,
-    gradients_of,
-    pulled,
-    rounds,
-    scored,
-    state,
-    under,
-)
+from tests.twins.common import by_size, features, gradients_of, held, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -47,10 +36,8 @@ def moon(world):
         sent = {}
         for i in chosen:
             loss = contrastive(world, world.model(server), world.model(kept.get(i, {})))
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            rule = pulled(world.s.prox_mu, server, partial(gradients_of, loss=loss))
-            rule = clipped(world.s.max_norm, rule)
-            sent[i] = state(fit(world, world.model(server), world.names, batches, lr, rule))
+            rule = held(world, server, partial(gradients_of, loss=loss))
+            sent[i] = trained(world, world.model(server), world.training(t, i), lr, rule)
             kept[i] = {k: sent[i][k] for k in body}
         server = by_size(world, sent)
     scores = scored(world, lambda i: world.model(server))

@@ -53,7 +53,7 @@ def perfedavg(world):
     for t, chosen, lr in rounds(world):
         sent, outer = {}, world["perfedavg.outer-lr"] * lr / world.s.lr
         for i in chosen:
-            batches = world.batches("train", t, i, world.s.local_epochs)
+            batches = world.training(t, i)
             sent[i] = state(meta_steps(world, world.model(server), batches, outer))
         server = plainly(sent)
 

@@ -3,15 +3,7 @@
 import numpy as np
 import torch
 
-from tests.twins.common import (
-    by_size,
-    fit,
-    gradients_of,
-    rounds,
-    scored,
-    state,
-    under,
-)
+from tests.twins.common import by_size, fit, gradients_of, rounds, scored, state, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {

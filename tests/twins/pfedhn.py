@@ -61,7 +61,7 @@ def pfedhn(world):
         sent, found = {}, {}
         for i in chosen:
             model, theta = made(i), h(phi, v[i], first)
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            fit(world, model, world.names, world.training(t, i), lr)
             after, sent[i] = state(model, names), state(model, stats)
             found[i] = products(phi, v[i], first, {k: theta[k] - after[k] for k in names})
             if own:

@@ -13,11 +13,8 @@ SETTINGS = {
 
 def local_rounds(world, t, i, received, lr):
     """Return w_{i,R} (with theta's statistics) and theta_i after R batches, K steps on each."""
-    own, pull = (
-        {k: world[f"pfedme.{k}"] for k in ("inner-lr", "inner-steps")},
-        world["pfedme.lambda"],
-    )
-    limit, inner_lr = world["pfedme.local-rounds"], own["inner-lr"] * lr / world.s.lr
+    limit, pull = world["pfedme.local-rounds"], world["pfedme.lambda"]
+    inner_lr = world["pfedme.inner-lr"] * lr / world.s.lr
     epochs = limit or world.s.local_epochs  # `limit` epochs have at least as many batches
     theta = world.model(received).train()
     w = [p.detach().clone() for p in theta.parameters()]
@@ -25,7 +22,7 @@ def local_rounds(world, t, i, received, lr):
     line8.decay = 0.0
     batches = usable(theta, world.batches("train", t, i, epochs))
     for x, y in batches[: limit or None]:
-        for _ in range(own["inner-steps"]):
+        for _ in range(world["pfedme.inner-steps"]):
             gradients = torch.autograd.grad(loss_of(theta, x, y), asking(theta))
             with torch.no_grad():
                 for p, g, anchor in zip(theta.parameters(), gradients, w, strict=True):

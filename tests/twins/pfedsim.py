@@ -28,7 +28,7 @@ def pfedsim(world):
         sent = {}
         for i in chosen:
             model = world.model(server, mixed(i) if last else {}, kept.get(i, {}))
-            fit(world, model, world.names, world.batches("train", t, i, world.s.local_epochs), lr)
+            fit(world, model, world.names, world.training(t, i), lr)
             sent[i] = state(model)
             if last:
                 kept[i] = state(model, head)

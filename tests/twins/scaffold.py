@@ -2,17 +2,7 @@
 
 import torch
 
-from tests.twins.common import (
-    clipped,
-    fit,
-    gradients_of,
-    plainly,
-    pulled,
-    rounds,
-    scored,
-    state,
-    under,
-)
+from tests.twins.common import gradients_of, held, plainly, rounds, scored, trained, under
 from tests.twins.harness import Outcome
 
 SETTINGS = {
@@ -28,7 +18,7 @@ def corrected(world, server, names, drift, seen):
         seen.append(gradients_of(model, x, y))
         return [g - drift[k] for k, g in zip(names, seen[-1], strict=True)]
 
-    return clipped(world.s.max_norm, pulled(world.s.prox_mu, server, rule))
+    return held(world, server, rule)
 
 
 def scaffold(world):
@@ -41,8 +31,7 @@ def scaffold(world):
         for i in chosen:
             c_i, seen = kept.get(i, zero), []
             rule = corrected(world, server, names, {k: c_i[k] - c[k] for k in names}, seen)
-            batches = world.batches("train", t, i, world.s.local_epochs)
-            y = sent[i] = state(fit(world, world.model(server), world.names, batches, lr, rule))
+            y = sent[i] = trained(world, world.model(server), world.training(t, i), lr, rule)
             if world.s.momentum:  # not plain SGD: the mean of the gradients
                 means = [sum(column) / len(seen) for column in zip(*seen, strict=True)]
                 new[i] = dict(zip(names, means, strict=True))

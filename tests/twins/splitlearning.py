@@ -15,7 +15,7 @@ def splitlearning(world):
         for i in chosen:
             below = Sgd(world, model[:cut].parameters(), lr)
             model.train()
-            for batch in usable(model, world.batches("train", t, i, world.s.local_epochs)):
+            for batch in usable(model, world.training(t, i)):
                 found = gradients_of(model, *batch)
                 below.step(found[: len(below.parameters)])
                 above.step(found[len(below.parameters) :])
