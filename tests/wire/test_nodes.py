@@ -113,8 +113,9 @@ def owner(node, client, **parts):
     return said(node, **{"client": client, "train": 5, "test": 5} | parts)
 
 
-def make_registry(grid, devices=3, max_samples=10, timeout=5.0):
-    return NodeRegistry(StreamingGrid(grid), 1, timeout, devices, False, max_samples)
+def make_registry(grid, devices=3, timeout=5.0, at_least=1, held_out=()):
+    """Of devices with data of their own, which have 10 samples at most."""
+    return NodeRegistry(StreamingGrid(grid), at_least, timeout, devices, False, 10, held_out)
 
 
 def greeted(grid):
@@ -133,7 +134,7 @@ def test_who_never_answers_is_waited_for_once(clock):
 
 def met(grid, rounds, pause):
     """The fleets of so many rounds with a pause after each."""
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0)
     for _ in range(rounds):
         yield [*registry.wait_for_nodes().bound]
         grid.clock.now += pause
@@ -172,7 +173,7 @@ class LateGrid(FakeGrid):
 def test_who_fails_its_greeting_is_asked_again_while_the_server_waits(clock, kind, failures):
     failing = {"error": error(2), "problem": owner(2, 1, problem="no such file"), "lost": None}
     grid = LateGrid(clock, [failing[kind]] * failures)
-    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0, at_least=2)
     assert list(registry.wait_for_nodes().bound) == [0, 1]
     assert greeted(grid) == [1] + [2] * (1 + failures)
     assert clock.now == pytest.approx(60 * failures, abs=2)
@@ -182,7 +183,7 @@ def test_who_fails_its_greeting_is_asked_again_while_the_server_waits(clock, kin
 def test_who_answers_late_is_heard_although_it_was_asked_again(clock, delay):
     """Its process may take longer to load the data than it is waited for, each time."""
     grid = LateGrid(clock, [], delay)
-    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0, at_least=2)
     assert list(registry.wait_for_nodes().bound) == [0, 1]
     assert clock.now == pytest.approx(delay, abs=2)
 
@@ -205,7 +206,7 @@ def test_a_device_whose_answer_takes_rounds_is_not_asked_twice(clock):
 def test_an_answer_from_before_a_failure_does_not_count(clock):
     """The process that gave it can be the one that failed."""
     grid = LateGrid(clock, [owner(2, 1), owner(2, 1, train=6), owner(2, 1, train=7)], delay=1)
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0)
     found = []
     for _ in range(4):
         fleet = registry.wait_for_nodes()
@@ -227,15 +228,20 @@ class SlowGrid(LateGrid):
         return super().push_messages(messages)
 
 
+def at_work(registry, grid, free, why="late"):
+    """All are there; at second 20 SuperNode 2 has not answered a round and works until `free`."""
+    fleet = registry.wait_for_nodes()
+    grid.clock.now, grid.free = 20.0, free
+    registry.recheck([1], fleet, **{why: {1}})
+    return fleet
+
+
 def test_who_is_still_at_work_is_not_asked_until_it_answers(clock, capsys):
     """It would work for rounds that are over, one after the other; the others need not wait."""
     grid = SlowGrid(clock, [])
-    registry, events = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10), []
+    registry, events, found = make_registry(grid, 2, 20.0, at_least=2), [], []
     registry.lookout.event = lambda *event: events.append(event)
-    fleet = registry.wait_for_nodes()
-    clock.now, grid.free = 20.0, 50.0
-    registry.recheck([1], fleet, late={1})
-    found = []
+    at_work(registry, grid, free=50.0)
     for _ in range(6):
         found.append((clock.now, [*registry.wait_for_nodes().bound]))
         clock.now += 8
@@ -255,10 +261,9 @@ def test_who_is_still_at_work_is_not_asked_until_it_answers(clock, capsys):
 def test_who_is_at_work_counts_as_available_only_if_it_trains(clock, held_out):
     """A round goes on without it, but not with fewer than `min-available` that can ever train."""
     grid = SlowGrid(clock, [])
-    registry = NodeRegistry(StreamingGrid(grid), 1, 20.0, 2, False, 10, held_out)
-    fleet = registry.wait_for_nodes()
-    clock.now, grid.free, registry.at_least = 20.0, 99.0, 2
-    registry.recheck([1], fleet, late={1})
+    registry = make_registry(grid, 2, 20.0, held_out=held_out)
+    at_work(registry, grid, free=99.0)
+    registry.at_least = 2
     if not held_out:
         assert [*registry.wait_for_nodes().bound] == [0]
         return
@@ -268,10 +273,8 @@ def test_who_is_at_work_counts_as_available_only_if_it_trains(clock, held_out):
 
 def test_who_was_late_and_is_free_again_misses_no_round(clock):
     grid = SlowGrid(clock, [])
-    registry = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10)
-    fleet = registry.wait_for_nodes()
-    clock.now, grid.free = 20.0, 21.0
-    registry.recheck([1], fleet, late={1})
+    registry = make_registry(grid, 2, 20.0, at_least=2)
+    fleet = at_work(registry, grid, free=21.0)
     assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now == pytest.approx(21, abs=0.5)
     registry.recheck([1], fleet)  # it has failed, but answered
     assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now < 22
@@ -279,11 +282,9 @@ def test_who_was_late_and_is_free_again_misses_no_round(clock):
 
 def test_who_has_more_samples_than_it_said_is_left_out_until_it_says_how_many(clock):
     grid, events = SlowGrid(clock, [owner(2, 1), owner(2, 1, train=7)]), []
-    registry = NodeRegistry(StreamingGrid(grid), 2, 20.0, 2, False, 10)
+    registry = make_registry(grid, 2, 20.0, at_least=2)
     registry.lookout.event = lambda *event: events.append(event)
-    fleet = registry.wait_for_nodes()
-    clock.now, grid.free = 20.0, 30.0
-    registry.recheck([1], fleet, grown={1})
+    at_work(registry, grid, free=30.0, why="grown")
     assert [*registry.wait_for_nodes().bound] == [0] and clock.now == pytest.approx(23, abs=0.5)
     assert events == [(1, "left-out", f"SuperNode 2, client 1: {nodes_module.MORE}")]
     clock.now = 30.0
@@ -294,10 +295,8 @@ def test_who_has_more_samples_than_it_said_is_left_out_until_it_says_how_many(cl
 def test_if_all_are_still_at_work_the_first_of_them_is_waited_for(clock, free):
     grid = SlowGrid(clock, [])
     grid.nodes = [[2]]
-    registry = NodeRegistry(StreamingGrid(grid), 1, 20.0, 2, False, 10)
-    fleet = registry.wait_for_nodes()
-    clock.now, grid.free = 20.0, free
-    registry.recheck([1], fleet, late={1})
+    registry = make_registry(grid, 2, 20.0)
+    at_work(registry, grid, free)
     if free < 40:
         assert [*registry.wait_for_nodes().bound] == [1]
         return
@@ -308,7 +307,7 @@ def test_if_all_are_still_at_work_the_first_of_them_is_waited_for(clock, free):
 def test_what_answers_an_earlier_greeting_than_the_last_answer_counts_for_nothing(clock):
     """The first process is given up at last, when another one has long said who it is."""
     grid = LateGrid(clock, [None])
-    registry = NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0, at_least=2)
     there = registry.wait_for_nodes()
     lost = next(m for m in grid.pushed if m.metadata.dst_node_id == 2)
     grid.due[lost.metadata.message_id] = clock.now, error(2)({2: lost})
@@ -321,7 +320,7 @@ def test_who_never_answers_is_not_asked_for_more_answers_than_three(clock):
     pull = grid.pull_messages
     grid.pull_messages = lambda ids: asked.append((clock.now, *ids)) or pull(ids)
     with pytest.raises(RunError, match=r"; no answer from SuperNode 2: see what is printed there$"):
-        NodeRegistry(StreamingGrid(grid), 2, 1000.0, 2, False, 10).wait_for_nodes()
+        make_registry(grid, 2, 1000.0, at_least=2).wait_for_nodes()
     assert greeted(grid).count(2) == pytest.approx(1000 / 60, abs=1)
     assert max(Counter(at for at, _ in asked).values()) <= nodes_module.GREETINGS + 1
 
@@ -329,7 +328,7 @@ def test_who_never_answers_is_not_asked_for_more_answers_than_three(clock):
 def test_who_comes_again_and_again_and_says_nothing_holds_up_the_first_round_alone(clock):
     """SuperNode 2 leaves after each round and comes as another one: 60 + 3 + 3 s, not 60 each."""
     grid = FakeGrid(polls=[[owner(1, 0)]])
-    registry, waits = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10), []
+    registry, waits = make_registry(grid, 3, 1000.0), []
     for mute in (2, 3, 4, 4):
         grid.nodes, start = [[1, mute]], clock.now
         assert registry.wait_for_nodes().nodes == [1]
@@ -341,7 +340,7 @@ def test_who_comes_again_and_again_and_says_nothing_holds_up_the_first_round_alo
 def test_a_run_that_has_begun_waits_no_minute_for_a_newcomer(clock, delay, found):
     """It joins the round that begins within 3 s, or the next one after its answer."""
     grid, waits = LateGrid(clock, [], delay), []
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0)
     for there, expected in zip(([1], [1, 2], [1, 2]), found, strict=True):
         grid.nodes, start = [there], clock.now
         assert [*registry.wait_for_nodes().bound] == expected
@@ -353,7 +352,7 @@ def test_a_run_that_has_begun_waits_no_minute_for_a_newcomer(clock, delay, found
 def test_a_newcomer_is_waited_for_where_too_few_are_there(clock):
     grid = LateGrid(clock, [], 20)
     grid.nodes = [[1]]
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0)
     registry.wait_for_nodes()
     grid.nodes, registry.at_least = [[1, 2]], 2
     assert [*registry.wait_for_nodes().bound] == [0, 1] and clock.now == pytest.approx(20, abs=1)
@@ -363,7 +362,7 @@ def test_mute_supernodes_that_come_by_turns_hold_up_no_longer_than_one(clock):
     """Every 40 s another one: each is there for less than a newcomer may take."""
     grid = FakeGrid(polls=[[owner(1, 0)]])
     grid.get_node_ids = lambda: [1, 2 + int(clock.now // 40)]
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 3, False, 10)
+    registry = make_registry(grid, 3, 1000.0)
     assert registry.wait_for_nodes().nodes == [1]
     assert clock.now == pytest.approx(60, abs=1)
 
@@ -447,7 +446,7 @@ def test_the_file_of_devices_has_those_that_are_left_out_under_their_clients(tmp
 
 def test_the_file_of_devices_has_those_that_are_starting(clock, tmp_path):
     grid = LateGrid(clock, [], delay=20)
-    registry = NodeRegistry(StreamingGrid(grid), 1, 1000.0, 2, False, 10)
+    registry = make_registry(grid, 2, 1000.0)
     registry.lookout, seen = Lookout(tmp_path), []
     sleep = clock.sleep
     clock.sleep = lambda seconds: seen.append(read(tmp_path).starting) or sleep(seconds)

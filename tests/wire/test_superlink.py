@@ -203,12 +203,12 @@ class Link:
         await self.ask(PUSH, PushAppMessagesRequest(messages_list=about))
 
 
-def play(scene):
+def play(scene, *given):
     """Play a scene with a SuperLink; it fails if it takes too long."""
 
     async def played():
         link = Link()
-        await asyncio.wait_for(scene(link), PATIENCE)
+        await asyncio.wait_for(scene(link, *given), PATIENCE)
         assert link.polling.waiting == {}  # nothing is left behind
 
     asyncio.run(played())
@@ -221,19 +221,22 @@ def endless(monkeypatch):
     return f"wait={int(10 * PATIENCE)}"
 
 
-def test_a_supernode_that_waits_gets_its_message_at_once(endless):
-    async def scene(link):
-        first, second = link.pull(1, endless), link.pull(2, endless)
-        await link.holds(1)
-        await link.holds(2)
-        await link.push(1, 3)
-        assert await first == (200, 1, "wait")
-        assert not second.done()
-        await link.push(2)
-        assert await second == (200, 1, "wait")
-        assert link.messages == {3}
+def scene(played):
+    """Make a test of a scene with a SuperLink that holds answers back."""
+    return lambda endless: play(played, endless)
 
-    play(scene)
+
+@scene
+async def test_a_supernode_that_waits_gets_its_message_at_once(link, endless):
+    first, second = link.pull(1, endless), link.pull(2, endless)
+    await link.holds(1)
+    await link.holds(2)
+    await link.push(1, 3)
+    assert await first == (200, 1, "wait")
+    assert not second.done()
+    await link.push(2)
+    assert await second == (200, 1, "wait")
+    assert link.messages == {3}
 
 
 def test_what_flower_sends_for_an_app_wakes_a_supernode(endless, monkeypatch):
@@ -253,28 +256,24 @@ def test_what_flower_sends_for_an_app_wakes_a_supernode(endless, monkeypatch):
     play(scene)
 
 
-def test_a_message_that_comes_while_the_superlink_looks_is_not_overlooked(endless):
-    async def scene(link):
-        link.goes_on.clear()
-        asked = link.pull(1, endless)
-        await link.looking.wait()  # it has found nothing, and is about to say so
-        await link.push(1)
-        link.goes_on.set()
-        assert await asked == (200, 1, "wait")
-
-    play(scene)
+@scene
+async def test_a_message_that_comes_while_the_superlink_looks_is_not_overlooked(link, endless):
+    link.goes_on.clear()
+    asked = link.pull(1, endless)
+    await link.looking.wait()  # it has found nothing, and is about to say so
+    await link.push(1)
+    link.goes_on.set()
+    assert await asked == (200, 1, "wait")
 
 
-def test_who_does_not_wait_or_has_a_message_is_answered_at_once(endless):
-    async def scene(link):
-        assert await link.pull(1, "") == (200, 0, "")
-        assert await link.pull(1, "respond-async") == (200, 0, "")
-        await link.push(1)
-        assert await link.pull(1, endless) == (200, 1, "wait")
-        link.status = 401
-        assert await link.pull(1, endless) == (401, 0, "")
-
-    play(scene)
+@scene
+async def test_who_does_not_wait_or_has_a_message_is_answered_at_once(link, endless):
+    assert await link.pull(1, "") == (200, 0, "")
+    assert await link.pull(1, "respond-async") == (200, 0, "")
+    await link.push(1)
+    assert await link.pull(1, endless) == (200, 1, "wait")
+    link.status = 401
+    assert await link.pull(1, endless) == (401, 0, "")
 
 
 def test_an_answer_is_held_back_for_as_long_as_was_asked(monkeypatch):
@@ -294,59 +293,49 @@ def test_how_long_an_answer_may_be_held_back(header, seconds):
     assert superlink.seconds_to_wait({"headers": [(b"host", b"x"), (b"prefer", header)]}) == seconds
 
 
-def test_a_message_is_not_handed_out_to_a_supernode_that_has_gone(endless):
-    async def scene(link):
-        gone = asyncio.Event()
-        asked = link.pull(1, endless, gone)
-        await link.holds(1)
-        gone.set()
-        await asked
-        await link.push(1)
-        assert link.messages == {1}
-        assert await link.pull(1, endless) == (200, 1, "wait")
-
-    play(scene)
+@scene
+async def test_a_message_is_not_handed_out_to_a_supernode_that_has_gone(link, endless):
+    gone = asyncio.Event()
+    asked = link.pull(1, endless, gone)
+    await link.holds(1)
+    gone.set()
+    await asked
+    await link.push(1)
+    assert link.messages == {1}
+    assert await link.pull(1, endless) == (200, 1, "wait")
 
 
-def test_a_message_is_handed_out_to_the_last_connection_of_a_supernode(endless):
+@scene
+async def test_a_message_is_handed_out_to_the_last_connection_of_a_supernode(link, endless):
     """The first was cut, which the SuperLink does not know."""
-
-    async def scene(link):
-        first = link.pull(1, endless)
-        await link.holds(1)
-        second = link.pull(1, endless)
-        assert await first == (200, 0, "wait")
-        await link.push(1)
-        assert await second == (200, 1, "wait")
-
-    play(scene)
+    first = link.pull(1, endless)
+    await link.holds(1)
+    second = link.pull(1, endless)
+    assert await first == (200, 0, "wait")
+    await link.push(1)
+    assert await second == (200, 1, "wait")
 
 
-def test_a_stranger_who_names_a_supernode_does_not_disturb_it(endless):
-    async def scene(link):
-        asked = link.pull(1, endless)
-        await link.holds(1)
-        link.status = 401
-        assert await link.pull(1, endless) == (401, 0, "")
-        link.status = 200
-        assert not asked.done()
-        await link.push(1)
-        assert await asked == (200, 1, "wait")
-
-    play(scene)
+@scene
+async def test_a_stranger_who_names_a_supernode_does_not_disturb_it(link, endless):
+    asked = link.pull(1, endless)
+    await link.holds(1)
+    link.status = 401
+    assert await link.pull(1, endless) == (401, 0, "")
+    link.status = 200
+    assert not asked.done()
+    await link.push(1)
+    assert await asked == (200, 1, "wait")
 
 
-def test_what_is_no_longer_allowed_is_an_answer_without_a_message(endless):
+@scene
+async def test_what_is_no_longer_allowed_is_an_answer_without_a_message(link, endless):
     """A signature may have become too old meanwhile; to be refused would end the SuperNode."""
-
-    async def scene(link):
-        asked = link.pull(1, endless)
-        await link.holds(1)
-        await link.push(1)
-        link.status = 401
-        assert await asked == (200, 0, "wait")
-
-    play(scene)
+    asked = link.pull(1, endless)
+    await link.holds(1)
+    await link.push(1)
+    link.status = 401
+    assert await asked == (200, 0, "wait")
 
 
 def test_who_waits_for_the_end_of_a_connection_stops_no_other():
