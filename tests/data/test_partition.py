@@ -573,9 +573,8 @@ def test_named_clients_are_held_out_and_keep_their_samples():
 @pytest.mark.parametrize("text", ["1.0", "0.0", "4", "-1", "one", "0-3", "2-1", "0.1,3", ","])
 def test_clients_that_cannot_be_held_out(text):
     which = "no client 0.1; " if text == "0.1,3" else ""
-    with pytest.raises(
-        RunError, match=f'unseen-clients = "{text}": {which}must be a share .* from 0 to 3'
-    ):
+    line = f'unseen-clients = "{text}": {which}must be a share .* from 0 to 3'
+    with pytest.raises(RunError, match=line):
         population.held_out(make(num_clients=4, unseen_clients=text))
 
 
@@ -610,9 +609,8 @@ def test_clients_that_are_called_by_numbers_are_held_out_by_these(text, out):
     """The clients 0 to 5 are called 001, 2, 9, 10, 11, 12; or one of them x,y."""
     names = ["001", "2", "9", "10", "11", "12"][: 5 if "x" in text else 6] + ["x,y"] * ("x" in text)
     if out is None:
-        with pytest.raises(
-            RunError, match=r'unseen-clients = ".*": .*must be .* names, such as'
-        ) as e:
+        line = r'unseen-clients = ".*": .*must be .* names, such as'
+        with pytest.raises(RunError, match=line) as e:
             listed.unseen(text, 6, 0, names)
         assert "x,y" not in str(e.value).partition("such as 0.2")[2]
     else:

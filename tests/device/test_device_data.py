@@ -22,7 +22,7 @@ from fedapps.device.device import Device, device_workspace
 from fedapps.wire.hello import unpack_hello
 from fedapps.wire.requests import RoundInfo
 from tests.device.helpers import RUN, put
-from tests.support.marks import extra
+from tests.support.tables import save
 
 # The changed node-config of device 1, by what makes a file or folder of data, and what is said.
 BAD_NODES = {
@@ -58,6 +58,24 @@ TOLD = dict.fromkeys(("folder", "picture", "file"), UNKNOWN) | {
     "label": "it has other labels; the run has 0..2 (num-classes)",
     "names": "it has other class_names; the run has 0,1,2 (class-names)",
 }
+
+
+HEAD = ",".join([*(f"x{k}" for k in range(4)), "label"])
+ROWS = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(45)]
+TABLE = 'strategy="fedper" model="mlp" input-shape="4" target-column="label" columns="x0,x1,x2,x3"'
+
+
+def write_table(path, rows):
+    path.write_text("\n".join([HEAD, *rows]), "utf-8")
+
+
+def give_tables(nodes, folder, parts):
+    """Give all devices a table of 40 rows for each part; with one part, the file itself."""
+    folder.mkdir()
+    for part in parts:
+        write_table(folder / f"{part}.csv", ROWS[:40])
+    for node in nodes:
+        node["data"] = str(folder / "train.csv" if parts == ["train"] else folder)
 
 
 def opened(path, shape, names):
@@ -250,17 +268,8 @@ def test_data_of_any_kind_are_cut_where_another_person_begins(kind, column, tmp_
     """A device whose table does not have the column has one person's rows."""
     rows = {"a": range(60), "label": [0] * 60}
     rows |= {column: ["anna"] * 30 + ["ben"] * 30} if column else {}
-    frame, path = pd.DataFrame(rows), tmp_path / "own"
-    if kind == "folder":
-        path.mkdir()
-        frame.to_csv(path / "train.csv", index=False)
-    elif kind == "parquet":
-        extra("pyarrow")
-        frame.to_parquet(path := tmp_path / "own.parquet")
-    else:
-        datasets = extra("datasets")
-        datasets.disable_progress_bars()
-        datasets.Dataset.from_pandas(frame).save_to_disk(path)
+    path = save(pd.DataFrame(rows), tmp_path, "csv" if kind == "folder" else kind, "train")
+    path = tmp_path if kind == "folder" else path
     form = data.Form("label", "person", "a", window=20, names=("0", "1"))
     own = data.of_device(path, Spec((20, 1)), label_spec(2), form)
     begin = own.tensors(np.arange(len(own.target_values)))[0][:, 0, 0].tolist()
@@ -268,28 +277,22 @@ def test_data_of_any_kind_are_cut_where_another_person_begins(kind, column, tmp_
 
 
 def test_a_device_says_what_it_did_with_its_data_and_when_its_split_is_a_new_one(
-    nodes, tmp_path, make_npz, capsys, device_run
+    nodes, tmp_path, capsys, device_run
 ):
     """Only its own log says it. A second run finds the state of a run that had other data."""
-    path = tmp_path / "own.csv"
-    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
-    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(40)]
-    keys = (
-        'strategy="fedper" model="mlp" input-shape="4" missing="drop" target-column="label"'
-        ' columns="x0,x1,x2,x3" num-rounds=1'
-    )
+    path, rows, keys = tmp_path / "own.csv", ROWS[:40], f'{TABLE} missing="drop" num-rounds=1'
     for node in nodes:
         node["data"] = str(path)
-    path.write_text("\n".join([head, *rows, ",,,,1"]), "utf-8")
+    write_table(path, [*rows, ",,,,1"])
     device_run(keys)
     first, told = capsys.readouterr().out, []
     assert "note: 1 of 41 rows" in first and "have changed" not in first
-    path.write_text("\n".join([head, *rows, *rows[:5]]), "utf-8")
+    write_table(path, [*rows, *rows[:5]])
     device_run(keys)
     line = "warning: client 0: its data, or the split, have changed since its last run"
     assert line in capsys.readouterr().out
     for last, new in ((True, 9), (True, 13), (False, 13), (False, 13)):
-        path.write_text("\n".join([head, *rows, *rows[:new]]), "utf-8")
+        write_table(path, [*rows, *rows[:new]])
         device_run(keys, f'split="{"last" if last else "merged"}"')
         told.append(capsys.readouterr().out)
     # the first one tests on what a draw has trained on; then what is new comes last
@@ -306,20 +309,12 @@ def test_another_draw_of_the_same_data_is_a_new_split_too(
     parts, changes, nodes, tmp_path, capsys, device_run
 ):
     """Where samples are drawn, the draw is a function of seed, client and `test-fraction`."""
-    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
-    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(40)]
-    own = tmp_path / "own"
-    own.mkdir()
-    for part in parts:
-        (own / f"{part}.csv").write_text("\n".join([head, *rows]), "utf-8")
-    for node in nodes:
-        node["data"] = str(own / "train.csv" if parts == ["train"] else own)
-    keys = 'strategy="fedper" model="mlp" input-shape="4" target-column="label" num-rounds=1'
+    give_tables(nodes, tmp_path / "own", parts)
     told = []
     for change in ("", *changes):
         if "clients" in change:  # as client 3
             nodes[0]["client-id"] = 3
-        device_run(keys, 'columns="x0,x1,x2,x3" seed=0 test-fraction=0.25', change)
+        device_run(TABLE, "num-rounds=1 seed=0 test-fraction=0.25", change)
         client = nodes[0]["client-id"]
         line = f"warning: client {client}: its data, or the split, have changed since its last run"
         told.append(capsys.readouterr().out.count(line))
@@ -370,20 +365,10 @@ def test_with_the_last_samples_a_device_says_when_it_tests_on_what_it_trained_on
 def test_a_new_split_within_a_run_is_told_by_the_device_and_at_the_server(
     parts, split, mixed, nodes, tmp_path, capsys, device_run, read_csv
 ):
-    head = ",".join([*(f"x{k}" for k in range(4)), "label"])
-    rows = [",".join([*(str(k * n % 7) for k in range(4)), str(n % 3)]) for n in range(45)]
-    keys = (
-        f'strategy="fedper" model="mlp" input-shape="4" target-column="label" split="{split}"'
-        ' columns="x0,x1,x2,x3" client-state="reset"'
-    )
-    own = tmp_path / "own"
-    own.mkdir()
-    for part in parts:
-        (own / f"{part}.csv").write_text("\n".join([head, *rows[:40]]), "utf-8")
-    for node in nodes:
-        node["data"] = str(own / "train.csv" if parts == ["train"] else own)
+    keys, own = f'{TABLE} split="{split}" client-state="reset"', tmp_path / "own"
+    give_tables(nodes, own, parts)
     folder = device_run(keys, "num-rounds=1")
-    (own / "train.csv").write_text("\n".join([head, *rows]), "utf-8")
+    write_table(own / "train.csv", ROWS)
     device_run(keys, f'num-rounds=2 resume="{folder}"')
     told = "its data have changed since the run began"
     if mixed:

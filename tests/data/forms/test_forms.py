@@ -24,6 +24,7 @@ from fedapps.data import Form, clients_in, load, of_device, unlabelled
 from fedapps.data.spec import FILLS, FLOAT, Spec, image_spec, label_spec
 from fedapps.training.workspace import Workspace
 from tests.support.marks import extra
+from tests.support.tables import save
 
 N = 60
 WHO = np.array(["anna", "ben", "carl"])[np.arange(N) % 3]
@@ -83,11 +84,8 @@ def test_parquet_is_read_like_csv(frame, tmp_path):
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_blanks_around_the_name_of_a_client_do_not_count(suffix, frame, tmp_path):
     """Neither for whose a row is, nor for windows, which have rows of one client."""
-    if suffix == "parquet":
-        extra("pyarrow")
-    path = tmp_path / f"t.{suffix}"
     frame["who"] = [f"{who}{' ' * (row // 3 % 2)}" for row, who in enumerate(WHO)]
-    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    path = save(frame, tmp_path, suffix)
     form = Form(client_column="who", target_column="age", columns="sex=f|m")
     same(load(str(path), "", form), INPUTS[:, 1:], np.float32(AGE), WHO)
     windows = load(str(path), "", replace(form, window=20))
@@ -146,22 +144,19 @@ def test_a_class_can_have_the_name_of_a_part(frame, tmp_path):
     assert (data.names, data.num_train, data.shape) == (("bus", "train"), 2, (2, 1))
 
 
-def test_pictures_without_a_class_are_no_classes_train_and_test(tmp_path):
-    for part in ("train", "test"):
-        (tmp_path / part).mkdir()
-        Image.new("L", (2, 2)).save(tmp_path / part / "1.png")
-    with pytest.raises(RunError, match=r"test/1.png: must be in the folder of its class"):
-        load(str(tmp_path), "")
+WHICH = r"cat/.\.png: its place .* say which "
 
 
-@pytest.mark.parametrize(("places", "what"), [
-    (("train/cat/1.png", "cat/2.png"), "train or test"), (("cat/1.png", "zoe/cat/2.png"), "client"),
+@pytest.mark.parametrize(("places", "told"), [
+    (("train/cat/1.png", "cat/2.png"), f"{WHICH}train or test$"),
+    (("cat/1.png", "zoe/cat/2.png"), f"{WHICH}client$"),
+    (("train/1.png", "test/1.png"), r"test/1\.png: must be in the folder of its class"),
 ])  # fmt: skip
-def test_a_file_whose_place_does_not_say_what_others_say_is_named(places, what, tmp_path):
+def test_a_picture_whose_place_does_not_say_what_it_is_is_named(places, told, tmp_path):
     for place in places:
         (tmp_path / place).parent.mkdir(parents=True)
         Image.new("L", (2, 2)).save(tmp_path / place)
-    with pytest.raises(RunError, match=rf"^{tmp_path}/cat/.\.png: its place .* say which {what}$"):
+    with pytest.raises(RunError, match=f"^{tmp_path}/{told}"):
         load(str(tmp_path), "")
 
 
@@ -401,7 +396,7 @@ def test_pictures_in_folders(places, num_train, groups, tmp_path):
     assert data.names == ("cat", "dog")
 
 
-def test_names_that_a_mac_writes_in_two_characters_are_the_same(tmp_path, frame):
+def test_names_that_a_mac_writes_in_two_characters_are_the_same(tmp_path):
     """In Müller, the ü is one character, or the two of "u" and "combining diaeresis"."""
     one, two = "M\u00fcller", "Mu\u0308ller"
     for place in (f"train/{two}", f"test/{one}", "train/Mzyk"):
@@ -750,25 +745,20 @@ def test_all_columns_of_texts_in_a_rule_of_ones_own_are_named_at_once(tmp_path):
 def test_a_class_that_is_too_high_is_named_as_it_is(suffix, label, frame, tmp_path):
     """Also one that only integers without a sign can hold."""
     frame["ill"] = np.where(np.arange(N) == 3, np.uint64(label), np.arange(N, dtype=np.uint64) % 2)
-    if suffix == "csv":
-        frame.to_csv(tmp_path / "t.csv", index=False)
-    else:
-        frame.to_parquet(tmp_path / "t.parquet")
+    path = save(frame, tmp_path, suffix)
     with pytest.raises(RunError, match=f"targets holds label {label}; must be 0..65535"):
-        load(str(tmp_path / f"t.{suffix}"), "", Form(target_column="ill"))
+        load(str(path), "", Form(target_column="ill"))
     frame["ill"] = np.where(np.arange(N) == 3, float(label) * 4, np.arange(N) % 2)
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    data = load(str(tmp_path / "t.csv"), "", Form(target_column="ill", labels=True))
+    path = save(frame, tmp_path, "csv")
+    data = load(str(path), "", Form(target_column="ill", labels=True))
     assert not data.targets.is_whole  # so a run of labels refuses it
 
 
 def test_columns_and_classes_that_are_probably_a_mistake_are_noted(frame, tmp_path):
     frame.insert(0, "id", np.arange(N) + 100)
     frame.insert(1, "day", [f"2026-11-0{1 + row % 2}" for row in range(N)])
-    frame["none"], frame["ill"] = (
-        np.nan,
-        np.where(np.arange(N) < 30, frame.ill, frame.ill.str.upper()),
-    )
+    frame["none"] = np.nan
+    frame["ill"] = np.where(np.arange(N) < 30, frame.ill, frame.ill.str.upper())
     frame.to_csv(tmp_path / "t.csv", index=False)
     form = Form(client_column="who", target_column="ill", missing="mean")
     told = load(str(tmp_path / "t.csv"), "", form).told
@@ -882,17 +872,12 @@ def test_a_window_to_predict_is_of_one_client(tmp_path):
         "mixed.csv: line 2: the window of sample 0 begins with 7 and goes on with 8 (client-column"
         " = who); sort the rows by who, and give each a multiple of 4 rows"
     )
-    with pytest.raises(
-        RunError, match=r"sorted\.csv: line 6: the window of sample 1 begins with 7"
-    ):
+    line = r"sorted\.csv: line 6: the window of sample 1 begins with 7"
+    with pytest.raises(RunError, match=line):
         unlabelled(tmp_path / "sorted.csv", **asked)  # six rows of each
     rows = unlabelled(tmp_path / "sorted.csv", **asked | {"inputs": Spec((3, 1))})
-    assert rows.read(np.arange(4))[..., 0].tolist() == [
-        [0, 2, 4],
-        [6, 8, 10],
-        [1, 3, 5],
-        [7, 9, 11],
-    ]
+    wanted = [[0, 2, 4], [6, 8, 10], [1, 3, 5], [7, 9, 11]]
+    assert rows.read(np.arange(4))[..., 0].tolist() == wanted
     table[["x"]].to_csv(tmp_path / "mixed.csv", index=False)
     assert unlabelled(tmp_path / "mixed.csv", **asked).starts[-1] == 3
 
@@ -922,9 +907,8 @@ def test_samples_to_predict_that_no_model_takes(file, inputs, columns, line, tmp
         (tmp_path / name).write_text("a,b,c\n1,2,3\n")
     with pytest.raises(RunError) as error:
         unlabelled(tmp_path / file, inputs, columns)
-    assert line in str(error.value) and (
-        "the model takes" not in line or str(error.value).endswith(line)
-    )
+    assert line in str(error.value)
+    assert "the model takes" not in line or str(error.value).endswith(line)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -959,9 +943,8 @@ def test_files_that_do_not_belong_together(frame, tmp_path):
 def test_a_name_with_a_comma_can_be_a_target_and_a_client_but_no_input(frame, tmp_path):
     """What a rule of columns cannot say would train, but not predict."""
     odd = {"age": "bmi, kg/m2", "who": "ward=, room", "ill": "ill, now"}
-    frame.rename(columns={name: odd[name] for name in ("who", "ill")}).to_csv(
-        tmp_path / "t.csv", index=False
-    )
+    renamed = frame.rename(columns={name: odd[name] for name in ("who", "ill")})
+    renamed.to_csv(tmp_path / "t.csv", index=False)
     form = Form(client_column=odd["who"], target_column=odd["ill"])
     data = load(str(tmp_path / "t.csv"), "", form)
     same(data, INPUTS, ILL == "yes", WHO)
@@ -969,9 +952,8 @@ def test_a_name_with_a_comma_can_be_a_target_and_a_client_but_no_input(frame, tm
     frame.to_csv(tmp_path / "p.csv", index=False)
     assert unlabelled(tmp_path / "p.csv", data.inputs, data.columns).starts[-1] == N
     frame.rename(columns=odd).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(
-        RunError, match=r't.csv: line 2: column "bmi, kg/m2" has a comma or =,.*ren'
-    ):
+    line = r't.csv: line 2: column "bmi, kg/m2" has a comma or =,.*ren'
+    with pytest.raises(RunError, match=line):
         load(str(tmp_path / "t.csv"), "", form)
     used = load(str(tmp_path / "t.csv"), "", Form(client_column=odd["who"], columns="sex=f|m"))
     same(used, INPUTS[:, 1:], ILL == "yes", WHO)
@@ -1060,10 +1042,8 @@ class TestDatasets:
             rest = "noise, age" if columns == "signal" else "signal, age"
             assert f"the inputs are column {columns}; not read: {rest}" in data.told
         same(load(str(tmp_path / "d"), "", Form("y", columns="age")), np.c_[0.0:6], targets)
-        rule, both = (
-            'columns = "{}": must be one of noise, signal',
-            ("", "noise,signal", "age,noise"),
-        )
+        rule = 'columns = "{}": must be one of noise, signal'
+        both = ("", "noise,signal", "age,noise")
         for columns, told in {**{c: rule.format(c) for c in both}, "s": "no column s; "}.items():
             with pytest.raises(RunError, match=told):
                 load(str(tmp_path / "d"), "", Form("y", columns=columns))
@@ -1199,12 +1179,9 @@ class TestDatasets:
         """`datasets` keeps the blank of a .csv whose first line is `x, kind`."""
         from datasets import ClassLabel, Dataset
 
-        plain, parts = (
-            unicodedata.normalize("NFC", name.strip()),
-            (["u", "v", "w"], ["w", "v", "v"]),
-        )
+        plain = unicodedata.normalize("NFC", name.strip())
         decomposed = unicodedata.normalize("NFD", plain)
-        for part, kinds in enumerate(parts):
+        for part, kinds in enumerate((["u", "v", "w"], ["w", "v", "v"])):
             rows = Dataset.from_dict({name: kinds, f"{decomposed} 2": cells})
             own, place = rows.class_encode_column(name), f"partition_{part}"
             own.save_to_disk(tmp_path / "each" / place)
