@@ -75,10 +75,8 @@ def test_a_file_alone_gives_what_the_run_gave_its_newcomer(
     assert 0 <= after <= 1
     assert adopted(folder, data) == [first, scores, path]  # the run directory says the same
     np.savez(tmp_path / "ask.npz", images=np.load(data)["test_images"])
-    assert (
-        predict.run(parse(predict, str(tmp_path / "state"), "--input", str(tmp_path / "ask.npz")))
-        == 0
-    )
+    asked = parse(predict, str(tmp_path / "state"), "--input", str(tmp_path / "ask.npz"))
+    assert predict.run(asked) == 0
     found = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert np.mean(found == np.load(data)["test_labels"]) == pytest.approx(after, abs=5e-5)
 
@@ -103,7 +101,7 @@ def test_what_is_not_shared_begins_as_in_the_run_not_as_drawn_from_the_seed(
 
 
 def test_an_exported_model_says_nothing_of_the_machine_and_works_on_another(
-    serial_run, tiny_npz, make_npz, own_data, adopted, parse, tmp_path, capsys
+    serial_run, tiny_npz, make_npz, own_data, adopted, parse, tmp_path
 ):
     """Settings of folders, files, addresses and absent clients go; all others stay."""
     house, model = tmp_path / "jane", tmp_path / "shared.safetensors"

@@ -1,5 +1,6 @@
 """Devices that come, go, restart, and are not heard of."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,7 @@ from tests.support.methods import needed
 class ChangingGrid(DeviceGrid):
     """Devices of which some are away: `present` gives the ids of nodes, round by round."""
 
-    def __init__(self, *arguments, present):
-        super().__init__(*arguments)
-        self.present = list(present)
+    present: list
 
     def get_node_ids(self):
         return self.present[0]
@@ -37,17 +36,22 @@ class ChangingGrid(DeviceGrid):
         return super().push_messages(messages)
 
 
-def run_on(grid, flat):
-    return server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+@pytest.fixture
+def run_on(flat_config, no_plots, nodes):
+    """Return run(kind, *run_config, **attributes) -> run directory, on such a grid of devices."""
+
+    def run(kind, *run_config, **attributes):
+        flat = flat_config(RUN, *run_config)
+        grid = kind(client_app.app, flat, nodes)
+        vars(grid).update(attributes)
+        return server_app.run(grid, Context(1, 0, {}, RecordDict(), flat))
+
+    return run
 
 
-def run_changing(flat, nodes, present):
-    return run_on(ChangingGrid(client_app.app, flat, nodes, present=present), flat)
-
-
-def test_devices_join_and_leave_between_rounds(flat_config, no_plots, nodes, read_csv):
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4')
-    folder = run_changing(flat, nodes, [[1, 2], [1, 2, 3], [3], [3, 1], []])
+def test_devices_join_and_leave_between_rounds(read_csv, run_on):
+    present = [[1, 2], [1, 2, 3], [3], [3, 1], []]
+    folder = run_on(ChangingGrid, 'strategy="fedper" num-rounds=4', present=present)
     there = {}
     for row in read_csv(folder, "clients.csv"):
         there.setdefault(row["round"], []).append(row["client"])
@@ -58,24 +62,21 @@ def test_devices_join_and_leave_between_rounds(flat_config, no_plots, nodes, rea
     ]  # fmt: skip
 
 
-def test_a_device_restarts_as_another_supernode(flat_config, no_plots, nodes, read_csv, capsys):
+def test_a_device_restarts_as_another_supernode(nodes, read_csv, capsys, run_on):
     nodes.append(dict(nodes[0]))
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=3')
     present = [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []]
-    folder = run_changing(flat, nodes, present)
+    folder = run_on(ChangingGrid, 'strategy="fedper" num-rounds=3', present=present)
     assert [row["clients"] for row in read_csv(folder, "rounds.csv")] == ["3", "3", "3"]
     assert not [row for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     line = "left out: SuperNode 4, client 0: client-id = 0 is also that of SuperNode 1; change one"
     assert capsys.readouterr().out.count(line) == 1
 
 
-def test_another_device_takes_the_client_id_of_one_that_is_gone(
-    flat_config, no_plots, nodes, tmp_path, read_csv
-):
+def test_another_device_takes_the_client_id_of_one_that_is_gone(nodes, tmp_path, read_csv, run_on):
     """It brings data and a state folder of its own, so the state of the one before is lost."""
     nodes.append({**nodes[1], "client-id": 0, "state-dir": str(tmp_path / "another")})
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=3')
-    folder = run_changing(flat, nodes, [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []])
+    present = [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4], []]
+    folder = run_on(ChangingGrid, 'strategy="fedper" num-rounds=3', present=present)
     samples = {row["round"]: row["num_train"] for row in read_csv(folder, "clients.csv")[::3]}
     shares = [np.load(node["data"])["train_labels"].size for node in nodes[:2]]
     assert samples == {"1": str(shares[0]), "2": str(shares[0]), "3": str(shares[1])}
@@ -143,26 +144,24 @@ def test_a_device_that_is_held_out_waits_for_the_end(device_run, serial_run, uni
     assert [row["client"] for row in read_csv(mine, "unseen.csv")] == ["1"]
 
 
-def test_a_device_that_is_held_out_and_not_there_in_the_end_is_named(
-    flat_config, no_plots, nodes, capsys
-):
-    flat = flat_config(RUN, 'strategy="fedper" unseen-clients="1" num-rounds=2')
-    folder = run_changing(flat, nodes, [[1, 2, 3], [1, 3], []])
+def test_a_device_that_is_held_out_and_not_there_in_the_end_is_named(capsys, run_on):
+    keys = 'strategy="fedper" unseen-clients="1" num-rounds=2'
+    folder = run_on(ChangingGrid, keys, present=[[1, 2, 3], [1, 3], []])
     assert not (folder / "unseen.csv").exists()
     assert "newcomers that are not there: client 1\n" in capsys.readouterr().out
 
 
-def test_devices_that_do_not_train_are_not_enough_to_begin(flat_config, nodes):
-    flat = flat_config(RUN, 'unseen-clients="0-1" round-timeout=0.01')
+def test_devices_that_do_not_train_are_not_enough_to_begin(run_on):
+    keys = 'unseen-clients="0-1" round-timeout=0.01'
     with pytest.raises(RunError, match="0 of 1 SuperNodes"):
-        run_changing(flat, nodes, [[1, 2]])
+        run_on(ChangingGrid, keys, present=[[1, 2]])
 
 
 class GrowingGrid(DeviceGrid):
     """Devices whose training data become others just before the first message of a kind."""
 
-    grow = staticmethod(lambda: None)
-    when = ("train", "2")
+    grow: Callable
+    when: tuple | None
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -177,7 +176,7 @@ class GrowingGrid(DeviceGrid):
     ("fedper", ("train", "2"), 2), ("fedper", ("evaluate", "2"), 1), ("fedfc", ("train", "2"), 2),
 ])  # fmt: skip
 def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
-    strategy, when, times, clients, flat_config, no_plots, nodes, read_csv, tmp_path
+    strategy, when, times, clients, nodes, read_csv, tmp_path, run_on
 ):
     """Not even a run that no failure may pass ends, nor one in which all of them have grown."""
     sizes, parts = {}, [dict(np.load(node["data"])) for node in nodes]
@@ -195,10 +194,8 @@ def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
             }
             np.savez(nodes[client]["data"], **new)
 
-    flat = flat_config(RUN, f'strategy="{strategy}" num-rounds=4 max-failures=0')
-    grid = GrowingGrid(client_app.app, flat, nodes)
-    grid.grow, grid.when = grow, when
-    folder = run_on(grid, flat)
+    keys = f'strategy="{strategy}" num-rounds=4 max-failures=0'
+    folder = run_on(GrowingGrid, keys, grow=grow, when=when)
     events = [[*row.values()] for row in read_csv(folder, "events.csv")]
     told = "its data have grown from {} to {} samples since it was last asked"
     assert [e for e in events if e[2] == "declined"] == [
@@ -215,7 +212,7 @@ def test_devices_whose_data_grow_are_asked_anew_and_have_not_failed(
 
 @pytest.mark.parametrize("claimed", [10**7, 10**12])
 def test_who_only_claims_to_have_grown_weighs_as_much_as_it_says_when_it_is_asked(
-    claimed, flat_config, no_plots, nodes, read_csv, monkeypatch
+    claimed, nodes, read_csv, monkeypatch, run_on
 ):
     """More than `max-samples` is a failure, as ever."""
     fit = client_app._fit
@@ -226,8 +223,7 @@ def test_who_only_claims_to_have_grown_weighs_as_much_as_it_says_when_it_is_aske
         return replace(update, num_examples=claimed) if lies else update
 
     monkeypatch.setattr(client_app, "_fit", lie)
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=2 max-samples=10000000')
-    folder = run_on(DeviceGrid(client_app.app, flat, nodes), flat)
+    folder = run_on(DeviceGrid, 'strategy="fedper" num-rounds=2 max-samples=10000000')
     kinds = [row["kind"] for row in read_csv(folder, "events.csv") if row["client"] == "1"]
     assert kinds[0] == ("declined" if claimed == 10**7 else "failure")
     assert {row["num_train"] for row in read_csv(folder, "clients.csv")[1::3]} == {
@@ -238,7 +234,7 @@ def test_who_only_claims_to_have_grown_weighs_as_much_as_it_says_when_it_is_aske
 class DeafGrid(DeviceGrid):
     """Devices that never get a message of the given rounds, or (type, node)."""
 
-    deaf = frozenset()
+    deaf: set
 
     def push_messages(self, messages):
         ids = super().push_messages(messages)
@@ -249,28 +245,21 @@ class DeafGrid(DeviceGrid):
         return {about.group_id, (about.message_type, about.dst_node_id)} & self.deaf
 
 
-def test_a_lost_device_costs_its_client_only(
-    flat_config, no_plots, nodes, read_csv, read_rounds, monkeypatch
-):
-    monkeypatch.setattr(DeafGrid, "deaf", {("train", 2)})
+def test_a_lost_device_costs_its_client_only(read_csv, read_rounds, monkeypatch, run_on):
     passing(monkeypatch, grid_module, nodes_module)
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=1')
-    folder = run_on(DeafGrid(client_app.app, flat, nodes), flat)
+    folder = run_on(DeafGrid, 'strategy="fedper" num-rounds=1', deaf={("train", 2)})
     (event,) = read_csv(folder, "events.csv")
     assert (event["client"], event["detail"]) == ("1", "no reply in time")
     assert read_rounds(folder)[0]["failures"] == 1
 
 
-def test_empty_rounds_are_nothing(flat_config, no_plots, nodes, read_csv, read_model, monkeypatch):
+def test_empty_rounds_are_nothing(read_csv, read_model, monkeypatch, run_on):
     """One device may be all that a round asks; a failing one must not end the run."""
     folders = []
     passing(monkeypatch, grid_module, nodes_module)
     for deaf, rounds_ in (("2", 2), ("none", 1)):
-        monkeypatch.setattr(DeafGrid, "deaf", {deaf})
         options = f'strategy="fedper" num-rounds={rounds_} client-state="reset"'
-        options += f' run-name="r{rounds_}"'
-        flat = flat_config(RUN, options)
-        folders.append(run_on(DeafGrid(client_app.app, flat, nodes), flat))
+        folders.append(run_on(DeafGrid, options, f'run-name="r{rounds_}"', deaf={deaf}))
     two, one = folders
     assert [row["failures"] for row in read_csv(two, "rounds.csv")] == ["0", "3"]
     assert {e["detail"] for e in read_csv(two, "events.csv")} == {"no reply in time"}
@@ -296,13 +285,12 @@ class SlowGrid(DeviceGrid):
 
 
 def test_a_device_that_is_too_slow_for_a_round_works_for_no_other_meanwhile(
-    flat_config, no_plots, nodes, read_csv, monkeypatch
+    read_csv, monkeypatch, run_on
 ):
     """Round 3 begins without it, too: its answer comes only then."""
     passing(monkeypatch, grid_module, nodes_module)
-    flat = flat_config(RUN, 'strategy="fedper" num-rounds=4 evaluate-every=0')
-    grid = SlowGrid(client_app.app, flat, nodes)
-    rows = read_csv(folder := run_on(grid, flat), "rounds.csv")
+    folder = run_on(SlowGrid, 'strategy="fedper" num-rounds=4 evaluate-every=0')
+    rows = read_csv(folder, "rounds.csv")
     assert [(row["clients"], row["failures"]) for row in rows] == [
         ("3", "1"), ("2", "0"), ("2", "0"), ("3", "0"),
     ]  # fmt: skip

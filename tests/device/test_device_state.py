@@ -5,6 +5,7 @@ import re
 import stat
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -322,18 +323,10 @@ def test_what_is_refused_is_not_kept(device_run, monkeypatch, tmp_path, read_csv
 
 def test_a_device_writes_why_it_failed_beside_its_state(device_run, nodes, monkeypatch):
     """The server's words name the run directory; a device does not write where a server says."""
-    cls = registry.client_class("fedper")
-    train_round = cls.train_round
-
-    def fail(self, plan, received):
-        if self.client == 1:
-            raise ValueError("no luck with this device")
-        return train_round(self, plan, received)
-
-    monkeypatch.setattr(cls, "train_round", fail)
+    fail_fits(monkeypatch, lambda round_, client: client == 1)
     folder = device_run('strategy="fedper" num-rounds=1')
     text = (Path(nodes[1]["state-dir"]) / "log.txt").read_text("utf-8")
-    assert "round 1, client 1, train\nTraceback" in text and "no luck with this device" in text
+    assert "round 1, client 1, train\nTraceback" in text and "RuntimeError: made to fail" in text
     assert "Traceback" not in (folder / "log.txt").read_text("utf-8")
 
 
@@ -418,10 +411,7 @@ def test_whose_state_it_is_must_be_readable(tmp_path, monkeypatch):
     with refused:
         store.state_run()
 
-    def enter(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
     for name in ("stat", "read_bytes"):  # a folder of root, say
-        monkeypatch.setattr(Path, name, enter)
+        monkeypatch.setattr(Path, name, Mock(side_effect=PermissionError(13, "Permission denied")))
     with refused:
         store.state_run()

@@ -67,7 +67,7 @@ def starts_from(nodes, path):
     return all(file.read_bytes() == path.read_bytes() for file in own)
 
 
-def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
+def test_nights(night, key, nodes, tmp_path, make_npz, fits):
     """Three nights with new data, a roll back, and an altered model."""
     changing = make_npz(tmp_path / "mine.npz", train=48)
     nodes[1] |= {"data": str(changing), "model-key": str(key.with_suffix(".pub"))}
@@ -114,7 +114,7 @@ def test_nights(night, key, nodes, tmp_path, make_npz, read_csv, fits):
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_night_whose_last_round_had_no_update_says_so(lost, night, monkeypatch, tmp_path):
+def test_a_night_whose_last_round_had_no_update_says_so(lost, night, monkeypatch):
     """Its model is the start of the next night, and may be why all clients have failed."""
     fail_fits(monkeypatch, lambda round_, client: round_ == lost)
     status, out, _ = night(keys="num-rounds=2")
@@ -249,9 +249,7 @@ def test_no_night_begins_while_the_last_one_goes_on_in_the_background(night, tmp
     (["--port", "9000"], "--port 9000: devices (--node-config) run in this process"),
     (["--node-config", "partition-id=0"], "--node-config partition-id: has none of client-id"),
 ])  # fmt: skip
-def test_options_that_devices_in_this_process_cannot_follow_are_refused(
-    words, line, night, tmp_path
-):
+def test_options_that_devices_in_this_process_cannot_follow_are_refused(words, line, night):
     status, _, err = night(*words)
     assert status == 1 and err.startswith(f"error: {line}") and err.count("\n") == 1
     assert night("--history", new=False)[1].startswith("no runs yet in ")

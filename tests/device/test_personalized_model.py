@@ -165,7 +165,7 @@ def test_a_strangers_model_file_cannot_ask_for_other_samples(trained, tmp_path):
             personalized.load(forged(trained[1], {}, tmp_path / "forged.safetensors", header))
 
 
-def test_a_strangers_model_file_cannot_ask_for_huge_images(trained, tmp_path, monkeypatch):
+def test_a_strangers_model_file_cannot_ask_for_huge_images(trained, monkeypatch):
     monkeypatch.setattr(personalized, "MOST_PIXELS", 63)  # those of this model have 64
     with pytest.raises(RunError, match="cannot be read"):
         personalized.load(trained[1])
@@ -311,10 +311,8 @@ def test_onnx_gives_the_same_outputs(trained, tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason=why)
     model, _ = trained
     exporting.export(model, tmp_path / "model.onnx")
-    assert (
-        str(Path(exporting.__file__).parents[2]).encode()
-        not in (tmp_path / "model.onnx").read_bytes()
-    )
+    here = str(Path(exporting.__file__).parents[2])
+    assert here.encode() not in (tmp_path / "model.onnx").read_bytes()
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     for size in (1, 7):
         pixels = torch.rand(size, 1, 8, 8)

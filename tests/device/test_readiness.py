@@ -49,9 +49,8 @@ def test_a_run_in_which_all_decline_ends(nodes, device_run):
     """As if all were away; the next one may find them ready."""
     for node in nodes:
         node["ready"] = "false"
-    with pytest.raises(
-        RunError, match=r"clients declined \(all declined\); client 0: declined: its re"
-    ):
+    line = r"clients declined \(all declined\); client 0: declined: its re"
+    with pytest.raises(RunError, match=line):
         device_run("num-rounds=9")
 
 
