@@ -894,9 +894,8 @@ def test_finetuning_and_evaluations_with_the_wrong_things_are_named(fedper_with)
     line = r"^evaluation_plan \(or finetuning\) returned "
     with pytest.raises(TypeError, match=line + r"stages = Stage\(.*\): must be a tuple of Stages$"):
         fedper_with(finetuning=lambda self, r: self.stage(r, self.layout.head))
-    with pytest.raises(
-        RunError, match=line + r"a plan that uploads: use upload=\(\), and no sends$"
-    ):
+    uploads = r"a plan that uploads: use upload=\(\), and no sends$"
+    with pytest.raises(RunError, match=line + uploads):
         fedper_with(evaluation_plan=PLAN)
 
 

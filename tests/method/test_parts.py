@@ -223,9 +223,8 @@ def test_what_is_remembered_under_a_prefix_is_no_entry_of_a_part_that_comes_late
 
 def test_a_prefix_of_the_core_is_refused(made):
     client = made.make(0)
-    with pytest.raises(
-        ValueError, match=r"^part\(\"model/\"\): is taken; use a prefix of your own"
-    ):
+    line = r"^part\(\"model/\"\): is taken; use a prefix of your own"
+    with pytest.raises(ValueError, match=line):
         client.part("model/", lambda: nn.Linear(1, 1))
 
 

@@ -156,7 +156,7 @@ def test_what_a_methods_table_overrides_is_told(serial_run, capsys):
     assert "overrides" not in capsys.readouterr().out
 
 
-def test_channels_last_is_a_matter_of_speed_alone(flat_config, tmp_path):
+def test_channels_last_is_a_matter_of_speed_alone(flat_config):
     """Weights are stored as NumPy has them, whatever the memory format of the model."""
     space = Workspace(config.read(flat_config()))
     weight = space.model.get_parameter("conv2.conv.weight")

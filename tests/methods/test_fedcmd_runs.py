@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from clients.fedcmd import FedCMDClient
 from fedapps.core import registry
 from fedapps.report.event_plots import read_categories
 from strategies.fedcmd import VOTES
+from tests.support.fits import fail_fits
 
 FC = ("fc1", "fc2", "classifier")
 RUN = 'strategy="fedcmd" model="lenet5" num-rounds=5 fedcmd.selection-fraction=0.4'
@@ -77,14 +77,7 @@ def test_a_personal_layer_stays(serial_run, fits, monkeypatch, layer):
 
 def test_clients_that_fail(serial_run, monkeypatch, read_csv, read_rounds):
     """One fails in both phases: it has no vote, the others go on."""
-    fit = FedCMDClient.train_round
-
-    def fails(self, *arguments):
-        if self.client == 1:
-            raise ValueError("no luck")
-        return fit(self, *arguments)
-
-    monkeypatch.setattr(FedCMDClient, "train_round", fails)
+    fail_fits(monkeypatch, lambda round_, client: client == 1)
     folder = serial_run(RUN, "fraction-train=1.0")
     assert [row["failures"] for row in read_rounds(folder)] == [1] * 5
     assert len(events(folder, read_csv, "vote")) == 2 * 5

@@ -29,7 +29,7 @@ def test_fedfomo_without_other_models_is_local_training(serial_run, fits):
         assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
-def test_fedfomo_keeps_the_best_and_explores(small, flat_config, serial_run, strategy):
+def test_fedfomo_keeps_the_best_and_explores(small, serial_run, strategy):
     serial_run(
         small,
         'strategy="fedfomo" num-clients=5 min-samples=8 fraction-train=1.0 fedfomo.models=2 '

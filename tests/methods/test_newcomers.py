@@ -107,10 +107,8 @@ def test_what_newcomers_train_counts_as_no_training(serial_run, read_rounds, rea
     *trained, last = read_rounds(folder)
     assert [row["phase"] for row in trained] == ["train", "train"] and last["train_macs"] > 0
     assert last["cost_paper"] > 0 and last["bytes_eval"] > 0
-    files, picture = (
-        RunFiles.read(folder),
-        evaluated_rounds(frames.read(folder / "rounds.csv"), LEAD),
-    )
+    files = RunFiles.read(folder)
+    picture = evaluated_rounds(frames.read(folder / "rounds.csv"), LEAD)
     compared, shown = runs.read(folder).costs(2), dict((r[0], r[1]) for r in costs_of(files).rows)
     for name in ("train_macs", "cost_paper", "bytes_eval"):
         counted = [*trained, last] if name == "bytes_eval" else trained

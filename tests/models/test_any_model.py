@@ -162,11 +162,8 @@ def test_frozen_layers_of_such_a_model_neither_move_nor_count():
     for epoch in range(2):
         for chosen in draw.order(epoch, 8).split(4):
             loss = cross_entropy(free(x[chosen]), y[chosen])
-            for p, g in zip(
-                free.fc.parameters(),
-                torch.autograd.grad(loss, [*free.fc.parameters()]),
-                strict=True,
-            ):
+            gradients = torch.autograd.grad(loss, [*free.fc.parameters()])
+            for p, g in zip(free.fc.parameters(), gradients, strict=True):
                 p.data -= 0.1 * g
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, free.state_dict()[key])
@@ -175,9 +172,8 @@ def test_frozen_layers_of_such_a_model_neither_move_nor_count():
 
 
 def test_a_part_of_the_layers_cannot_run_alone():
-    with pytest.raises(
-        RunError, match=r"Branches: only an nn.Sequential can run some of its layer"
-    ):
+    line = "Branches: only an nn.Sequential can run some of its layer"
+    with pytest.raises(RunError, match=line):
         run(Branches(), torch.zeros(2, 6), ("left",))
 
 

@@ -129,9 +129,8 @@ def test_unknown_layer_is_named_with_the_layers_there_are():
 
 def test_a_text_in_place_of_a_slice_is_no_list_of_letters():
     layout = layout_of(make("cnn"), 1, "shared", False)
-    with pytest.raises(
-        RunError, match=r'^"conv1" is not a slice: write \("conv1",\), with a comma$'
-    ):
+    line = r'^"conv1" is not a slice: write \("conv1",\), with a comma$'
+    with pytest.raises(RunError, match=line):
         layout.keys_of(("conv1"))  # noqa: UP034, the slip
 
 

@@ -145,6 +145,14 @@ def counting(made, changed):
     return forwards(changed).replace("self.layers", f"{made}\n        self.layers")
 
 
+def check_written(folder, client):
+    """A file of a model predicts what the model of the run predicts (`client` None: shared)."""
+    model, path = run_models.of_run(FinishedRun.open(folder), client), folder / "m.safetensors"
+    path.write_bytes(personalized.packed(model.module, model.about))
+    x = torch.randn(3, 5)
+    assert torch.equal(personalized.load(path)(x), model(x))
+
+
 def test_a_file_that_was_edited_within_a_second_is_read_anew(mine, monkeypatch):
     """Python takes compiled code for that of a file of the same second and length."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -338,10 +346,7 @@ def test_a_run_of_an_earlier_version_whose_model_counts_is_of_use(
     told = 'model = "mine": forward in training changes n'
     with pytest.raises(RunError, match=f"^{told}"):
         serial_run(*options)
-    client, path = run_models.of_run(FinishedRun.open(folder), 1), tmp_path / "m.safetensors"
-    path.write_bytes(personalized.packed(client.module, client.about))
-    x = torch.randn(3, 5)
-    assert torch.equal(personalized.load(path)(x), client(x))
+    check_written(folder, 1)
     capsys.readouterr()
     serial_run(*options, f'num-rounds=3 resume="{folder}"')
     assert f"warning: {told}" in capsys.readouterr().out
@@ -407,11 +412,7 @@ def test_a_run_with_it_and_what_its_model_predicts(mine, method, tmp_path, seria
     folder = serial_run(*options)
     body = 4 * (5 * 6 + 6 + 6 * 6 + 6)
     assert [int(row["bytes_up"]) for row in read_csv(folder, "rounds.csv")][:2] == [4 * body] * 2
-    client = run_models.of_run(FinishedRun.open(folder), 1)
-    path = tmp_path / "client.safetensors"
-    path.write_bytes(personalized.packed(client.module, client.about))
-    x = torch.randn(3, 5)
-    assert torch.equal(personalized.load(path)(x), client(x))
+    check_written(folder, 1)
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -443,10 +444,7 @@ def test_a_model_that_computes_while_it_is_made_can_be_read_again(mine, tmp_path
     assert models.size("mine", INPUTS, OUTPUTS) == 5 * 6 + 6 + 6 * 6 + 6 + 6 * 3 + 3
     assert torch.equal(torch.get_rng_state(), state)
     folder = serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
-    shared, path = run_models.of_run(FinishedRun.open(folder), None), tmp_path / "m.safetensors"
-    path.write_bytes(personalized.packed(shared.module, shared.about))
-    x = torch.randn(3, 5)
-    assert torch.equal(personalized.load(path)(x), shared(x))
+    check_written(folder, None)
 
 
 def test_the_command_lists_and_tries_models_of_ones_own(mine, capsys):
@@ -544,15 +542,11 @@ def test_a_branch_that_few_samples_take_has_gradients(mine, text, lost):
 
 def test_a_run_warns_of_what_trains_badly(mine, tmp_path, serial_run, capsys):
     """A body without gradient, and outputs that have been through a softmax."""
-    mine(
-        forwards("y = y.softmax(-1)").replace(
-            "self.stem(x.flatten(1))", "self.stem(x.flatten(1)).detach()"
-        )
-    )
+    stem = "self.stem(x.flatten(1))"
+    mine(forwards("y = y.softmax(-1)").replace(stem, f"{stem}.detach()"))
     serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
-    told = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: model")
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    told = [line for line in lines if line.startswith("warning: model")]
     assert len(told) == 2 and f"{NO_GRADIENT} for stem.weight, stem.bias: they" in told[0]
     assert "sum to 1 like probabilities" in told[1]
 
@@ -561,12 +555,8 @@ def test_a_run_tells_the_rest_of_a_model_that_random_samples_do_not_train(
     mine, tmp_path, serial_run, capsys
 ):
     """It trains on the run's own, of which some values are negative."""
-    text = forwards("y = y.softmax(-1)").replace(
-        "self.layers", "self.ls = [self.mid, nn.Linear(6, 6)]; self.layers"
-    )
-    mine(
-        text.replace("        x =", "        assert not self.training or x.min() < 0\n        x =")
-    )
+    text = counting("self.ls = [self.mid, nn.Linear(6, 6)]", "y = y.softmax(-1)")
+    mine(text.replace("    x =", "    assert not self.training or x.min() < 0\n        x ="))
     serial_run(kinds.options(tmp_path, "table"), RUN, 'model="mine"')
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[2] for line in lines if line.startswith("warning: model")] == [
@@ -590,7 +580,7 @@ def listed(attribute, where="self"):
     (listed("ls = [1, 'a', None, {'b': torch.ones(2)}]"), ""),
     (NET, ""),
 ])  # fmt: skip
-def test_layers_in_a_plain_list_are_told(mine, text, name, capsys):
+def test_layers_in_a_plain_list_are_told(mine, text, name):
     """They are used, but neither trained nor sent: PyTorch does not see them."""
     mine(text)
     told = own.unseen_layers(models.build("mine", INPUTS, OUTPUTS, seed=0))
@@ -650,9 +640,7 @@ def test_an_exported_model_by_name_says_which_file_it_needs(mine, tmp_path, seri
 @pytest.mark.parametrize("place", [
     "in it", "beside it", "below the app", "of a colon", "best", "..", "link",
 ])  # fmt: skip
-def test_code_that_can_have_come_with_a_run_is_not_run(
-    place, tmp_path, tmp_path_factory, serial_run, monkeypatch
-):
+def test_code_that_can_have_come_with_a_run_is_not_run(place, tmp_path, serial_run, monkeypatch):
     """Whoever unpacks a stranger's run directory has not read its files; its tables are of use."""
     monkeypatch.chdir(tmp_path)
     folder = serial_run(kinds.options(tmp_path, "table"), RUN, f"runs-dir={tmp_path / 'theirs'}")
@@ -682,16 +670,13 @@ def test_code_that_can_have_come_with_a_run_is_not_run(
                 lambda run: config.parse([str(run / "resume.toml")])):  # fmt: skip
         with pytest.raises(RunError, match=wanted):
             use(folder)
-    assert (
-        cli.main(["predict", str(folder), "--input", "x.csv"])
-        == 1
-        == cli.main(["evaluate", str(folder)])
-    )
+    assert cli.main(["predict", str(folder), "--input", "x.csv"]) == 1
+    assert cli.main(["evaluate", str(folder)]) == 1
     assert cli.main(["plot", str(folder)]) == 0 and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["net.py", "net.py:make"])
-def test_whoever_has_read_the_code_beside_a_run_can_use_it(name, tmp_path, monkeypatch, capsys):
+def test_whoever_has_read_the_code_beside_a_run_can_use_it(name, tmp_path, monkeypatch):
     """As those can whose own runs lie beside their models; states of clients are found again."""
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
@@ -723,9 +708,8 @@ def test_the_example_of_the_page_works(mine, capsys):
     assert cli.main(["models", "--check", "mine"]) == 0
     told = capsys.readouterr().out
     assert "mine: fedper learns" in told
-    assert (
-        "mine: pfedsim learns images [3, 32, 32] with 0, 1, 2\n" in told
-    )  # the head in its warm-up
+    # it learns the head in its warm-up
+    assert "mine: pfedsim learns images [3, 32, 32] with 0, 1, 2\n" in told
     image = models.build("mine", image_spec((1, 12, 12)), 4, seed=0)
     assert image(torch.zeros(2, 1, 12, 12)).shape == (2, 4)
     assert np.isfinite(sum(p.sum().item() for p in image.parameters()))
