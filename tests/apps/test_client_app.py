@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -139,10 +140,7 @@ def test_who_diverges_fails_alone(serial_run, tiny_npz, break_fit, read_csv, rea
 
 
 def test_an_interrupt_is_no_failure_of_a_client(serial_run, tiny_npz, break_fit):
-    def interrupt(client, plan, received, fit):
-        raise KeyboardInterrupt
-
-    break_fit({2}, interrupt)
+    break_fit({2}, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         serial_run(tiny_npz, EVERYBODY, 'strategy="fedavg"')
 
@@ -293,7 +291,7 @@ def test_a_server_with_another_type_of_processor_is_accepted(node, tiny_npz, fla
 
 
 @pytest.mark.parametrize("strategy", ["fedper", "fedbabu", "local"])
-def test_a_client_refuses_to_upload_its_personal_layers(node, tmp_path, strategy):
+def test_a_client_refuses_to_upload_its_personal_layers(node, strategy):
     space, send = node(strategy)
     names = space.layout.names
     private = names if strategy == "local" else space.layout.head

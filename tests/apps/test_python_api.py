@@ -32,6 +32,7 @@ from fedapps.tasks import CLASSIFICATION
 from fedapps.training.undisturbed import undisturbed
 from tests.support import ROOT, kinds
 from tests.support.made_runs import scored_run
+from tests.support.owners import hide
 from tests.support.reports import make_results, make_row, make_settings
 
 SAME = ("clients.csv", "classes.csv", "events.csv", "samples.csv", "model.safetensors")
@@ -120,7 +121,7 @@ def test_it_holds_what_is_in_the_run_directory(run):
     assert page == found.path / "report.html" and "fedper" in page.read_text()
 
 
-def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here, tmp_path):
+def test_a_table_keeps_its_names_and_is_predicted_as_a_data_frame(run, here):
     """One file holds what all forms of samples say; in its gaps are the means of training."""
     draws = np.random.default_rng(0)
     table = pd.DataFrame({"age": draws.normal(50, 9, 60), "sex": ["f", "m"] * 30})
@@ -174,11 +175,9 @@ SCORES = {  # a metric of each kind of data, in NumPy
 def test_a_clients_samples_give_the_scores_of_the_run_again(run, here, kind):
     """So any metric can be computed. Together, the clients have all that is in the data."""
     name, score = SCORES[kind]
-    own = (
-        {"dataset": kinds.write(here, kind), "model": kinds.MODELS[kind]}
-        if kind != "images"
-        else {}
-    )
+    own = {}
+    if kind != "images":
+        own = {"dataset": kinds.write(here, kind), "model": kinds.MODELS[kind]}
     more = {"partitioner": "iid", "validation_fraction": 0.25, "finetune_epochs": 1}
     found = run(strategy="fedper", **own, **more)
     last = found.clients[found.clients["round"] == 2].set_index("client")
@@ -199,7 +198,7 @@ def test_a_clients_samples_give_the_scores_of_the_run_again(run, here, kind):
             assert sorted(got.astype("f4").tolist()) == sorted(whole.astype("f4").tolist())
 
 
-def test_a_client_without_samples_of_a_subset_has_none(run, here):
+def test_a_client_without_samples_of_a_subset_has_none(run):
     found = run()
     x, y = found.samples(1, "validation")
     assert len(x) == len(y) == 0
@@ -224,14 +223,8 @@ def test_its_table_in_a_notebook_is_escaped(run, here, make_npz):
 
 
 def test_a_run_is_shown_also_to_who_may_not_look_for_its_checkpoints(run, monkeypatch):
-    found, names = run(), os.listdir
-
-    def private(path):
-        if Path(path).name == "checkpoint":
-            raise PermissionError(13, "Permission denied")
-        return names(path)
-
-    monkeypatch.setattr(os, "listdir", private)
+    found = run()
+    hide(monkeypatch, found.path / "checkpoint")
     assert f"{100 * found.summary['accuracy_personalized']:.1f} %" in found._repr_html_()
 
 
@@ -250,9 +243,8 @@ def test_predictions_are_those_of_the_saved_weights(run, here):
     for client in (2, 0, 2, None):
         weights = load_file(found.path / "model.safetensors")
         if client is not None:
-            state = load_file(
-                sorted((found.path / "clients" / str(client)).glob("*.safetensors"))[-1]
-            )
+            states = sorted((found.path / "clients" / str(client)).glob("*.safetensors"))
+            state = load_file(states[-1])
             weights |= {key.removeprefix("model/"): value for key, value in state.items()}
         logits = by_hand(weights, images)
         e = np.exp(logits - logits.max(1, keepdims=True))
@@ -337,9 +329,8 @@ def test_samples_can_be_any_form_of_array_and_nothing_else(run, here):
         text = str(caught.value)
         assert text.startswith(f"x: cannot be read as an array: {reason}") and "\n" not in text
     assert np.array_equal(found.predict_proba(np.array(0), images), expected)
-    with pytest.raises(
-        fedapps.RunError, match=r"^client array\(\[1, 2\]\): must be a number or a name"
-    ):
+    line = r"^client array\(\[1, 2\]\): must be a number or a name"
+    with pytest.raises(fedapps.RunError, match=line):
         found.predict(np.array([1, 2]), images)
 
 
@@ -744,9 +735,8 @@ def test_a_comparison_has_the_tables_of_the_command(run, here, tmp_path):
 
     runs = [run(strategy=name) for name in ("fedavg", "fedper")]
     both = fedapps.compare(here / "runs")
-    assert (
-        cli.main(["compare", *(str(r.path) for r in runs), "--output", str(tmp_path / "out")]) == 0
-    )
+    words = ["compare", *(str(r.path) for r in runs), "--output", str(tmp_path / "out")]
+    assert cli.main(words) == 0
     for name, mine in (("groups", both.table.reset_index()), ("runs", both.runs)):
         theirs = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         numbers = [*theirs.select_dtypes("number")]

@@ -188,7 +188,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL"])
-def test_no_worker_is_left_when_the_run_is_ended(flat_config, tiny_npz, tmp_path, how):
+def test_no_worker_is_left_when_the_run_is_ended(tiny_npz, tmp_path, how):
     """Standard output ends only when no process has it any more."""
     options = f'{tiny_npz} {RUN} runs-dir="{tmp_path}" run-name="x" strategy="fedper"'
     command = [sys.executable, "-c", WAITING, "--workers", "2", "-c", options]

@@ -1,6 +1,7 @@
 """What is left of a client's failure: its traceback, raised at once or in log.txt."""
 
 from datetime import datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,10 +52,7 @@ def test_the_log_has_what_was_said_before_the_run_had_a_directory(serial_run):
 
 
 def test_a_message_that_fails_everybody_is_traced(serial_run, monkeypatch, tmp_path):
-    def broken(context):
-        raise OSError("no data here")
-
-    monkeypatch.setattr(client_app, "_place", broken)
+    monkeypatch.setattr(client_app, "_place", Mock(side_effect=OSError("no data here")))
     with pytest.raises(Exception, match="no data here"):
         serial_run(ONE, 'run-name="x"')
     text = (tmp_path / "runs" / "x" / "log.txt").read_text("utf-8")

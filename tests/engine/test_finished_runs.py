@@ -1,12 +1,10 @@
 """Models of finished runs: the shared one, and any simulated client's personalized one."""
 
 import argparse
-import errno
 import itertools
 import json
-import os
 import shutil
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -26,7 +24,7 @@ from fedapps.engine.store import ClientStore
 from fedapps.method.update import replace
 from fedapps.training.workspace import workspace
 from tests.support import kinds
-from tests.support.owners import rewrite
+from tests.support.owners import hide, rewrite
 from tests.support.tls import make_tls
 
 TINY = "num-clients=4 num-rounds=2 lr=0.03 min-samples=12 evaluate-every=0"
@@ -79,7 +77,7 @@ def last_rows(read_csv, folder):
     'strategy="fedcmd" fedcmd.candidates="all"',  # which layers travel is in its state
     'strategy="fedseq" fedseq.base="fedper"',  # a last phase of fine-tuning
 ])  # fmt: skip
-def test_predict_has_the_accuracy_of_each_client(method, tiny_run, read_csv, accuracy, capsys):
+def test_predict_has_the_accuracy_of_each_client(method, tiny_run, read_csv, accuracy):
     folder = tiny_run(method)
     rows = last_rows(read_csv, folder)
     found = [accuracy(folder, int(r["client"]), folder, "--client", r["client"]) for r in rows]
@@ -207,14 +205,8 @@ def test_a_run_without_checkpoints_or_end_is_read_too(tiny_run, read_csv, accura
 @pytest.mark.parametrize("hidden", ["checkpoint", "clients/0"])
 def test_what_this_user_may_not_read_is_not_taken_for_missing(tiny_run, monkeypatch, hidden):
     """Another user's run has private folders; the model of a client would be the initial one."""
-    folder, names = tiny_run('strategy="fedper"'), os.listdir
-
-    def private(path):
-        if Path(path) == folder / hidden:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return names(path)
-
-    monkeypatch.setattr(os, "listdir", private)
+    folder = tiny_run('strategy="fedper"')
+    hide(monkeypatch, folder / hidden)
     told = f"{folder / hidden}: cannot be read (Permission denied)"
     assert refusal(folder, "--client", 0) == told
 
@@ -230,15 +222,12 @@ def test_a_copy_without_the_checkpoints_has_no_models_of_clients(tiny_run):
     )
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_was_due_is_whole(
-    tiny_run, read_csv, accuracy
-):
+def test_a_run_that_ended_before_its_first_checkpoint_is_whole(tiny_run, read_csv, accuracy):
     folder = tiny_run('strategy="fedper" checkpoint-every=0')
     row = last_rows(read_csv, folder)[2]
     text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(
-        text.replace("checkpoint-every = 0", "checkpoint-every = 5")
-    )
+    longer = text.replace("checkpoint-every = 0", "checkpoint-every = 5")
+    (folder / "config.toml").write_text(longer)
     (folder / "summary.json").write_text('{"finished": false}')
     assert accuracy(folder, 2, folder, "--client", "2") == float(row["accuracy_personalized"])
 
@@ -310,10 +299,7 @@ def test_a_run_whose_certificates_are_gone_is_read_all_the_same(tiny_run, tmp_pa
 
 
 def test_a_run_that_ended_in_its_first_round_has_nothing_to_show(tiny_run, monkeypatch, tmp_path):
-    def no_round(rounds, round_, replies):
-        raise RunError("nobody there")
-
-    monkeypatch.setattr(Rounds, "aggregate_train", no_round)
+    monkeypatch.setattr(Rounds, "aggregate_train", Mock(side_effect=RunError("nobody there")))
     with pytest.raises(RunError, match="nobody there"):
         tiny_run('strategy="fedavg" checkpoint-every=0')
     (folder,) = (tmp_path / "runs").glob("fedavg-*")

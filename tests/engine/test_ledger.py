@@ -5,6 +5,7 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -293,9 +294,7 @@ def test_what_may_be_published_tells_of_samples_by_its_weights_alone(
     assert (header, manifest) == other[:2] and content != other[2]
 
 
-def test_a_run_beyond_the_budget_is_refused_before_it_begins(
-    serial_run, federation, tmp_path, monkeypatch
-):
+def test_a_run_beyond_the_budget_is_refused_before_it_begins(serial_run, federation, tmp_path):
     budget = composed([(poisson(2.0, 3, 6), 3)], DELTA)
     run = DP, f'federation="{federation}" dp.budget={budget}'
     serial_run(*run)
@@ -510,9 +509,6 @@ def test_a_refused_resumption_leaves_the_ledger_as_it_was(
             raise RunError("no more")
         return own(rounds, round_)
 
-    def nobody(_):
-        raise RunError("no SuperNodes")
-
     monkeypatch.setattr(Rounds, "configure_train", stop)
     run = DP, f'dp.mode="none" federation="{federation}" num-rounds=4 checkpoint-every=2'
     with nullcontext() if last == 4 else pytest.raises(RunError, match="no more"):
@@ -520,7 +516,7 @@ def test_a_refused_resumption_leaves_the_ledger_as_it_was(
     before = ledger.read(federation)
     (left,) = before.runs
     assert (left.round, left.releases, left.finished) == (last, last, last == 4)
-    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", nobody)
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", Mock(side_effect=RunError("no SuperNodes")))
     with pytest.raises(RunError, match="no SuperNodes"):
         serial_run(*run, f'resume="{left.folder}" num-rounds=5')
     assert ledger.read(federation) == before

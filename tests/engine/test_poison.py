@@ -35,11 +35,15 @@ ARRAYS, METRICS = f"arrays-{BAD}", f"metrics-{BAD}"
 
 @pytest.fixture
 def poisoned(serial_run, monkeypatch):
-    """Return run(kind, change, *run_config): `change` alters client BAD's replies of a kind."""
+    """Return run(kind, change, *run_config): `change` alters the replies of BAD's SuperNode."""
 
     def run(kind, change, *run_config, supernodes=1):
+        def of_its_node(content):
+            if supernodes == 1 or METRICS in content:
+                change(content)
+
         with monkeypatch.context() as patch:
-            alter_replies(patch, kind, change)
+            alter_replies(patch, kind, of_its_node)
             return serial_run(RUN, *run_config, num_supernodes=supernodes)
 
     return run
@@ -192,10 +196,7 @@ EVALUATE = {
     "2**39": (figure(num_examples=2**39), f"num-examples = {2**39}: must be from 1 to "),
     "loss below 0": (figure(loss=-9e5), BROKEN + "loss = -900000: must be at least 0"),
     "loss -inf": (figure(loss=-math.inf), BROKEN + "loss = -inf: must be at least 0"),
-    "classes": (
-        figure(initial_total=[10**6, 0, 0]),
-        BROKEN + "initial_total has 1000000: at most ",
-    ),
+    "classes": (figure(initial_total=[10**6, 0, 0]), BROKEN + "initial_total has 1000000: at most"),
     "predicted": (figure(initial_predicted=[0] * 3), BROKEN + "initial_predicted must sum to "),
     "right": (
         figure(personalized_right=[10**6] * 3),
@@ -204,10 +205,7 @@ EVALUATE = {
     "negative": (figure(initial_right=[-1, 0, 0]), BROKEN + "initial_right has -1: must be at l"),
     "NaN": (figure(initial_right=[math.nan] * 3), BROKEN + "Expected `int`, got `float`"),
     "length": (figure(initial_right=[0]), BROKEN + "initial_right must have 3 values"),
-    "none": (
-        lambda content: content[METRICS].pop("initial_right"),
-        BROKEN + "'initial_right'",
-    ),
+    "none": (lambda content: content[METRICS].pop("initial_right"), BROKEN + "'initial_right'"),
     "unmatched": (unmatched, BROKEN + "initial_wrong = "),
     "other labels": (turned, BROKEN + "personalized_total differs from initial_total"),
     "training": (figure(num_train=10**9), BROKEN + "num_train = 1000000000: at most "),
@@ -252,13 +250,7 @@ LARGE = {
 @pytest.mark.parametrize(("what", "presum"), [("figures", "true"), *((k, "false") for k in LARGE)])
 def test_a_reply_that_is_too_large_costs_all_its_clients(what, presum, poisoned, read_csv):
     """And no other SuperNode's."""
-    change = LARGE[what]
-
-    def of_its_node(content):
-        if METRICS in content:
-            change(content)
-
-    folder = poisoned("train", of_its_node, f"presum={presum}", supernodes=2)
+    folder = poisoned("train", LARGE[what], f"presum={presum}", supernodes=2)
     events = read_csv(folder, "events.csv")
     dropped = {event["client"] for event in events}
     assert str(BAD) in dropped and len(dropped) == 2
@@ -270,12 +262,8 @@ def test_a_reply_that_is_too_large_costs_all_its_clients(what, presum, poisoned,
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_reply_that_flower_could_not_have_sent_costs_all_its_clients(kind, poisoned, read_csv):
     """Our packed records hold any numbers, and counting the bytes of these raised an error."""
-
-    def of_its_node(content):
-        if METRICS in content:
-            content[METRICS]["a"] = [2**63, -1]
-
-    events = read_csv(poisoned(kind, of_its_node, supernodes=2), "events.csv")
+    folder = poisoned(kind, figure(a=[2**63, -1]), supernodes=2)
+    events = read_csv(folder, "events.csv")
     assert {event["detail"] for event in events} == {"figures that no message can hold"}
     dropped = {event["client"] for event in events}
     assert str(BAD) in dropped and len(dropped) == 2
@@ -288,14 +276,13 @@ def test_with_local_privacy_a_presummed_mean_weighs_no_more_than_its_clients(
     """These are two, whatever number of samples they have; one device could outweigh all others."""
     counts = []
 
-    def of_its_node(content):
-        if METRICS in content:
-            counts.append(sum(m["num-examples"] for m in content.metric_records.values()))
-            (carrier,) = (m for m in content.metric_records.values() if m["weight"])
-            carrier["weight"] = claim
+    def change(content):
+        counts.append(sum(m["num-examples"] for m in content.metric_records.values()))
+        (carrier,) = (m for m in content.metric_records.values() if m["weight"])
+        carrier["weight"] = claim
 
     options = 'num-rounds=1 presum=true dp.mode="local" dp.noise-multiplier=0.01'
-    folder = poisoned("train", of_its_node, options, supernodes=2)
+    folder = poisoned("train", change, options, supernodes=2)
     events = [row["detail"] for row in read_csv(folder, "events.csv") if row["kind"] == "failure"]
     assert events == ["weight = 2.5: must be from 0 to 2"] * (claim > 2)
     assert len(counts) == 1 and counts[0] > claim
@@ -567,12 +554,8 @@ def test_a_declared_figure_that_no_client_gives_is_told_once(serial_run, monkeyp
     method, client = registry.strategy_class("fedavg"), registry.client_class("fedavg")
     figures = tuple(Figure(name, "something") for name in ("often", "late", "missing"))
     monkeypatch.setattr(method, "figures", (*figures, WITHOUT_HEAD), raising=False)
-    monkeypatch.setattr(
-        client,
-        "extra_scores",
-        lambda self: {"often": 0.5} | ({"late": 0.5} if self.client == 3 else {}),
-        raising=False,
-    )
+    scores = lambda self: {"often": 0.5} | ({"late": 0.5} if self.client == 3 else {})  # noqa: E731
+    monkeypatch.setattr(client, "extra_scores", scores, raising=False)
     serial_run('strategy="fedavg" num-rounds=2 evaluate-every=1')
     (told,) = [text for text in caplog.messages if "declares" in text]
     assert told == "fedavg declares missing, but no client gives it: return it from extra_scores"

@@ -926,6 +926,3 @@ def test_the_epsilons_of_the_page():
             share = m / n if "dp_mode" in mode else 1
             guard.state[privacy.RELEASES] = np.array(int(rounds * share))
             assert round(guard.epsilon(), 2) == value
-
-
-# What it says of Flower ---------------------------------------------------------------------

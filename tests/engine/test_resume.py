@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -50,6 +51,7 @@ from tests.support import ROOT
 from tests.support.clock import until
 from tests.support.killed import differences
 from tests.support.marks import LONG, THOROUGH
+from tests.support.owners import hide
 
 METHODS = registry.names()
 
@@ -226,14 +228,8 @@ def test_an_interrupted_run_is_found_behind_any_number_of_finished_ones(
 def test_somebody_elses_run_in_the_same_folder_is_not_offered(
     interrupted, serial_run, monkeypatch, capsys
 ):
-    folder, names = interrupted(), os.listdir
-
-    def private(path):
-        if Path(path) == folder / directory.CHECKPOINTS:
-            raise PermissionError(13, "Permission denied")
-        return names(path)
-
-    monkeypatch.setattr(os, "listdir", private)
+    folder = interrupted()
+    hide(monkeypatch, folder / directory.CHECKPOINTS)
     assert serial_run("num-rounds=4") != folder
     assert "stopped after round" not in capsys.readouterr().out
 
@@ -292,7 +288,7 @@ def test_a_run_that_could_not_go_on_with_the_code_is_not_offered(
         assert (told in capsys.readouterr().out) == offered
 
 
-def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv, serial_run):
+def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv):
     folder = interrupted('strategy="fedper" fraction-train=1.0')
     states = folder / "clients"
     newest = {n: states / str(n) / "round-000002.safetensors" for n in (0, 1, 2)}
@@ -307,7 +303,7 @@ def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv
     ]
 
 
-def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, serial_run, capsys):
+def test_what_runs_elsewhere_is_neither_offered_nor_gone_on_with(interrupted, serial_run):
     folder = interrupted()
     before = contents(folder)
     hold = (
@@ -396,12 +392,10 @@ def test_a_finished_run_that_may_not_be_longer_stays_as_it_is(
     watched = (folder, federation)
     before = [untold(folder) for folder in watched]
     assert {folder / "unseen.csv", folder / "summary.json"} < before[0].keys()
-
-    def nobody(*_):
-        raise RunError("no SuperNodes")
-
     if line == "no SuperNodes":
-        monkeypatch.setattr(NodeRegistry, "wait_for_nodes", nobody)
+        monkeypatch.setattr(
+            NodeRegistry, "wait_for_nodes", Mock(side_effect=RunError("no SuperNodes"))
+        )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = refused.format(port=taken.getsockname()[1])
         with pytest.raises(RunError, match=line):
@@ -411,7 +405,7 @@ def test_a_finished_run_that_may_not_be_longer_stays_as_it_is(
 
 @pytest.mark.parametrize("began", ["cpu", "cuda"])
 def test_a_run_goes_on_with_the_type_of_processor_that_it_began_with(
-    began, interrupted, serial_run, monkeypatch
+    began, interrupted, monkeypatch
 ):
     """What device=auto has chosen. The clients only say that they see a GPU, or none."""
     see, own = [began == "cuda"], client_app.Hello
@@ -479,11 +473,7 @@ def test_a_run_that_waits_to_go_on_is_as_it_was(interrupted, read_csv, monkeypat
 def test_a_run_without_anything_left_to_do_says_so_if_it_waits_in_vain(serial_run, monkeypatch):
     folder = serial_run("num-rounds=2")
     before = untold(folder)
-
-    def interrupt(nodes):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", interrupt)
+    monkeypatch.setattr(NodeRegistry, "wait_for_nodes", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match=f"with nothing left to do: {folder} is as it was$"):
         resumed(folder)
     assert untold(folder) == before
@@ -577,12 +567,8 @@ def test_the_phase_after_the_last_round_is_that_of_the_end_only(options, serial_
     assert differences(folder, resumed(ended)) == []  # the phase is still there
     single = folder / "checkpoint/round-000001.fedapps"
     single.unlink()
-
-    def kill(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Rounds, "configure_train", kill)
+        patch.setattr(Rounds, "configure_train", Mock(side_effect=KeyboardInterrupt))
         resumed(folder, "num-rounds=4")
     assert not directory.has_finished(folder)
     resumed(folder, "num-rounds=4")
@@ -603,12 +589,8 @@ def test_a_run_that_is_cut_to_its_rounds_has_their_end(options, serial_run, monk
     """One that was to have more, and one that was longer and lost its end; nothing is lost."""
     shorter, phase = serial_run(options, "num-rounds=2"), "evaluate-every" not in options
     lost = shutil.copytree(shorter, shorter.with_name("lost"))
-
-    def kill(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Rounds, "configure_train", kill)
+        patch.setattr(Rounds, "configure_train", Mock(side_effect=KeyboardInterrupt))
         resumed(lost, "num-rounds=4")
     monkeypatch.setattr(checkpoint, "KEPT", 100)
     interrupted = serial_run(options, "num-rounds=4")
@@ -731,13 +713,9 @@ def test_a_run_that_goes_on_has_checkpoints_and_keeps_them(serial_run, read_csv)
 
 def test_a_run_without_a_checkpoint_is_not_offered_to_go_on(serial_run, monkeypatch, tmp_path):
     """It was stopped in its first round, say."""
-
-    def kill(*_):
-        raise KeyboardInterrupt
-
     options, folder = ('run-name="early"', "num-rounds=2"), tmp_path / "runs" / "early"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="no results yet"):
-        patch.setattr(Rounds, "configure_train", kill)
+        patch.setattr(Rounds, "configure_train", Mock(side_effect=KeyboardInterrupt))
         serial_run(*options)
     with pytest.raises(RunError, match=f"{folder} exists; .* or delete it, as it has no che"):
         serial_run(*options)
@@ -892,7 +870,7 @@ def test_a_lost_state_is_told_once():
 # Privacy, the best round, another look -------------------------------------------------------
 
 
-def test_a_repeated_release_counts_again(interrupted, read_csv):
+def test_a_repeated_release_counts_again(interrupted):
     folder = interrupted('dp.mode="central" dp.noise-multiplier=5.0 dp.delta=1e-3')
     (folder / SPENT).write_text("3")  # killed in the third round
     resumed(folder)
@@ -916,11 +894,10 @@ def test_an_altered_count_of_releases_is_refused(interrupted):
 
 @pytest.mark.parametrize("links", [True, False])
 def test_the_best_round_is_kept_with_its_personal_layers(serial_run, read_csv, monkeypatch, links):
-    def refuse(*_):
-        raise PermissionError("Operation not permitted")  # what exFAT says
-
-    if not links:
-        monkeypatch.setattr(os, "link", refuse)
+    if not links:  # as on exFAT
+        monkeypatch.setattr(
+            os, "link", Mock(side_effect=PermissionError("Operation not permitted"))
+        )
     options = 'strategy="fedper" num-rounds=4 fraction-train=1.0 num-clients=3 lr=0.3'
     chosen = 'validation-fraction=0.2 evaluate-on="validation" keep-best=true'
     folder = serial_run(options, chosen)
@@ -1018,12 +995,8 @@ def test_a_longer_run_does_not_choose_a_round_that_it_does_not_evaluate(
     resumed(folder, "num-rounds=5")
     assert checkpoint.load(folder).progress.best == Best(0.9, 5, diverged=0)
     kept = {path: path.read_bytes() for path in (folder / "best").rglob("*") if path.is_file()}
-
-    def refuse(*_):
-        raise RunError("beyond its budget")
-
     with monkeypatch.context() as patch, pytest.raises(RunError, match="beyond its budget"):
-        patch.setattr(Federation, "check", refuse)
+        patch.setattr(Federation, "check", Mock(side_effect=RunError("beyond its budget")))
         resumed(folder, "num-rounds=10")
     assert {path: path.read_bytes() for path in kept if path.exists()} == kept
     capsys.readouterr()

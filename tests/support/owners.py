@@ -1,6 +1,9 @@
-"""States of clients as an earlier version wrote them: each file tells whose state it is."""
+"""Whose files they are: states that tell of their client, folders of another user."""
 
+import errno
+import os
 import re
+from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -15,3 +18,15 @@ def rewrite(paths, pattern, new):
         changed = re.sub(pattern, new, told)
         assert changed != told
         save_file(tensors, path, {"blake2b": f"{digest} {changed}"})
+
+
+def hide(patch, folder):
+    """Let nobody list a folder, as if it were another user's; the tests can be those of root."""
+    names = os.listdir
+
+    def private(path):
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return names(path)
+
+    patch.setattr(os, "listdir", private)
