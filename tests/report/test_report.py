@@ -5,6 +5,7 @@ import re
 from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -122,21 +123,18 @@ def test_the_two_files_of_settings_say_what_they_are_for(tmp_path):
     assert first == [f"# To repeat {use}", f"# To go on with {use}"]
 
 
-def test_existing_name_is_refused(tmp_path):
-    """Also one that another process has made since the run was checked."""
-    folder = make_report(tmp_path).folder
-    before = (folder / "config.toml").read_bytes()
-    with pytest.raises(RunError, match=r'run-name = "run": .*/run exists'):
-        make_report(tmp_path)
-    assert (folder / "config.toml").read_bytes() == before
+def test_an_existing_name_is_refused_and_only_a_broken_run_may_be_deleted_for_it(tmp_path):
+    """Not one that has finished without a checkpoint, nor one that another process is in.
 
-
-def test_only_a_broken_run_may_be_deleted_for_its_name(tmp_path):
-    """Not one that has finished without a checkpoint, nor one that another process is in."""
+    Also a name that another process has taken since the run was checked.
+    """
     told = r"exists; use another name or \"\""
     broken, finished = make_report(tmp_path).folder, run_to_end(tmp_path, "finished").folder
-    with pytest.raises(RunError, match=f"{told}, or delete it, as it has no checkpoint"):
+    before = (broken / "config.toml").read_bytes()
+    which = rf'run-name = "run": .*/run {told}, or delete it, as it has no checkpoint'
+    with pytest.raises(RunError, match=which):
         make_report(tmp_path)
+    assert (broken / "config.toml").read_bytes() == before
     with held(broken), pytest.raises(RunError, match=f"{told}$"):
         make_report(tmp_path)
     with pytest.raises(RunError, match=f"{told}$"):
@@ -611,10 +609,7 @@ def test_run_that_was_never_evaluated_ends_well(tmp_path, capsys):
 def test_pictures_or_a_page_that_fail_cost_an_event_only(
     module, draw, kind, told, tmp_path, monkeypatch, capsys
 ):
-    def fail(*_):
-        raise ValueError("no\nfont")
-
-    monkeypatch.setattr(module, draw, fail)
+    monkeypatch.setattr(module, draw, Mock(side_effect=ValueError("no\nfont")))
     report = run_to_end(tmp_path)
     for name in ("summary.json", "model.safetensors", "classes.csv"):
         assert (report.folder / name).exists()

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from flwr.supercore.exit import exit_handler
@@ -203,12 +204,9 @@ def check_left(folder, stopped, read_summary, read_rounds):
     assert len(load_file(folder / "model.safetensors")) > 0
 
 
-def test_a_run_leaves_what_it_has(interrupted, tmp_path, read_summary, read_rounds, capsys):
-    def interrupt():
-        raise KeyboardInterrupt
-
+def test_a_run_leaves_what_it_has(interrupted, tmp_path, read_summary, read_rounds):
     with pytest.raises(KeyboardInterrupt):
-        interrupted(interrupt)
+        interrupted(Mock(side_effect=KeyboardInterrupt))
     folder = tmp_path / "runs" / "x"
     check_left(folder, "Ctrl-C", read_summary, read_rounds)
     assert (folder / "plots" / "accuracy.png").stat().st_size > 1000
@@ -216,11 +214,8 @@ def test_a_run_leaves_what_it_has(interrupted, tmp_path, read_summary, read_roun
 
 
 def test_so_does_one_that_fails(interrupted, no_plots, tmp_path, read_summary, read_rounds, capsys):
-    def interrupt():
-        raise RunError("round 3: worker died (memory?): no\nreason")
-
     with pytest.raises(RunError, match="worker died"):
-        interrupted(interrupt)
+        interrupted(Mock(side_effect=RunError("round 3: worker died (memory?): no\nreason")))
     stopped = "round 3: worker died (memory?): no reason"
     folder = tmp_path / "runs" / "x"
     check_left(folder, stopped, read_summary, read_rounds)

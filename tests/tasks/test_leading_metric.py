@@ -99,10 +99,8 @@ def test_runs_are_compared_by_the_metric_that_is_asked_for(serial_run, tmp_path,
 
 
 def test_runs_with_different_metrics_need_to_be_told_which_one_counts(serial_run):
-    run, other = (
-        serial_run(KEYS, "num-rounds=1"),
-        serial_run(KEYS, 'num-rounds=1 metric="balanced"'),
-    )
+    run = serial_run(KEYS, "num-rounds=1")
+    other = serial_run(KEYS, 'num-rounds=1 metric="balanced"')
     with pytest.raises(RunError) as caught:
         fedapps.compare([run, other])
     told = f"accuracy leads in {run.name}, balanced leads in {other.name}"

@@ -368,10 +368,8 @@ def test_an_error_while_counting_leaves_nothing_behind():
 def test_counting_leaves_modes_and_frozen_layers_as_they_are():
     """A method asks in its hooks; only the first client of a process would find another model."""
     model = build("resnet18", SHAPES["resnet18"], 10, seed=0)
-    facts, names = (
-        described(model, SHAPES["resnet18"]),
-        [name for name, _ in model.named_children()],
-    )
+    facts = described(model, SHAPES["resnet18"])
+    names = [name for name, _ in model.named_children()]
     model.get_submodule(names[0]).requires_grad_(False)
     model.train().get_submodule(names[1]).eval()
 

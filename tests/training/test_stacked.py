@@ -41,10 +41,7 @@ MODELS = {
     "vgg-tiny-bn": (LARGE, CLASSES),
 }
 LONE = {"conv4", "mobilenet", "resnet18", "vgg-tiny-bn"}
-TAKEN = {  # how many of the places each of three clients has a sample in
-    "even": (4, 4, 4),
-    "uneven": (4, 1, 3),
-}
+TAKEN = {"even": (4, 4, 4), "uneven": (4, 1, 3)}  # places with a sample, of each of three clients
 
 
 def draw_inputs(spec, count, draws):
@@ -247,30 +244,19 @@ def test_an_anchor_without_what_is_pulled_is_refused_as_alone():
         Group(trainer, len(lessons), {}).train(stages, lessons)
 
 
-def test_a_loss_that_reads_the_model_is_not_trusted():
+@pytest.mark.parametrize(("loss", "error", "told"), [
+    (lambda model, x: x.square().mean() + next(model.parameters()).square().sum(),
+     NotFiniteError, ""),
+    (lambda model, x: (x + 1e-6 * torch.rand_like(x)).square().mean(),
+     UnstackableError, "draws random numbers"),
+], ids=["reads the model", "draws"])  # fmt: skip
+def test_a_loss_that_is_not_trusted_is_left_to_each_client_alone(loss, error, told):
+    """A group has no seed of its own: its numbers would be those of whatever came before."""
     trainer = trainer_of("mlp")
-
-    def loss(outputs, targets):
-        return outputs.square().mean() + next(trainer.model.parameters()).square().sum()
-
-    lessons = [*clients_of(trainer, "mlp", Objective(loss))]
+    objective = Objective(lambda outputs, targets: loss(trainer.model, outputs))
+    lessons = [*clients_of(trainer, "mlp", objective)]
     before = [{key: value.clone() for key, value in own.entries.items()} for own in lessons]
-    with pytest.raises(NotFiniteError):
-        Group(trainer, 5, {}).train(tuple(stages_of(trainer, [{}])), lessons)
-    for lesson, entries in zip(lessons, before, strict=True):  # they can be trained alone
-        assert all(torch.equal(lesson.entries[key], value) for key, value in entries.items())
-
-
-def test_a_loss_that_draws_is_left_to_each_client_alone():
-    """The group has no seed of its own: its numbers would be those of whatever came before."""
-    trainer = trainer_of("mlp")
-
-    def loss(outputs, targets):
-        return (outputs + 1e-6 * torch.rand_like(outputs)).square().mean()
-
-    lessons = [*clients_of(trainer, "mlp", Objective(loss))]
-    before = [{key: value.clone() for key, value in own.entries.items()} for own in lessons]
-    with pytest.raises(UnstackableError, match="draws random numbers"):
+    with pytest.raises(error, match=told):
         Group(trainer, 5, {}).train(tuple(stages_of(trainer, [{}])), lessons)
     for lesson, entries in zip(lessons, before, strict=True):
         assert all(torch.equal(lesson.entries[key], value) for key, value in entries.items())
