@@ -8,6 +8,7 @@ import textwrap
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -228,10 +229,7 @@ def test_ctrl_c_tells_that_devices_have_to_be_named_again(
 
 
 def test_ctrl_c_before_a_run_directory_is_made(options, monkeypatch, tmp_path, capsys):
-    def interrupt(grid, context, plots):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(server_app, "run", interrupt)
+    monkeypatch.setattr(server_app, "run", Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["serial", *options]) == 130
     assert capsys.readouterr().err == "interrupted, nothing was written\n"
     assert not (tmp_path / "runs").exists()
@@ -242,9 +240,8 @@ def test_a_run_that_cannot_be_is_refused_before_flower_starts(tmp_path, capsys):
     words = ["run", str(ROOT), "--home", str(home), "-c", "strategy=fedpr"]
     assert cli.main(words) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        'error: strategy = "fedpr": unknown, did you mean fedper?; must be one of '
-    )
+    told = 'error: strategy = "fedpr": unknown, did you mean fedper?; must be one of '
+    assert line.startswith(told)
     assert not home.exists()
 
 
@@ -361,9 +358,8 @@ def test_status_and_stop_without_a_superlink(tmp_path, capsys):
     assert cli.main(["status", "--home", str(tmp_path)]) == 0
     assert cli.main(["stop", "--home", str(tmp_path)]) == 0
     there = f"no SuperLink that `fedapps run` started in {tmp_path} is running"
-    hint = (
-        "for one that config.toml names, use fedapps status NAME"  # `fedapps run` may use that one
-    )
+    # `fedapps run` may use that one
+    hint = "for one that config.toml names, use fedapps status NAME"
     assert capsys.readouterr().out == f"{there}; {hint}\n{there}\n"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "config.toml").write_text('[superlink.sim]\naddress = ":local:"\n')

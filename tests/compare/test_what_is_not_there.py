@@ -44,7 +44,7 @@ def test_folders_that_are_no_runs_are_named(made, refused, tmp_path):
     assert refused("compare", file, run) == f"{file} {told} Not a directory"
 
 
-def test_a_config_of_another_program_makes_no_folder_a_run(made, compare, refused, tmp_path):
+def test_a_config_of_another_program_makes_no_folder_a_run(made, compare, refused):
     """Beside runs, in the folder that has them, or alone."""
     run, other = made("a"), made("b", "lr=0.5")
     for place in (run.parent / "other", run.parent):

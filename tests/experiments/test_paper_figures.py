@@ -23,9 +23,8 @@ def scaled(values):
 
 def test_gaussians_are_those_of_every_layer_of_the_clients_own_models(serial_run, tmp_path, capsys):
     folder, picture = serial_run(FEDCMD), tmp_path / "gaussians.png"
-    assert (
-        runner.main(["gaussians", str(folder), "--clients", "0", "2", "--plot", str(picture)]) == 0
-    )
+    words = [str(folder), "--clients", "0", "2", "--plot", str(picture)]
+    assert runner.main(["gaussians", *words]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for number in (0, 2):
         client = FinishedRun.open(folder).client(number)

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -131,9 +132,8 @@ def test_both_pages_explain_their_verdicts_and_say_how_settings_were_chosen():
     beginning = " ".join(beginning.split())
     page = " ".join((HERE / "RESULTS.md").read_text("utf-8").split())
     for word in (*claims.VERDICTS, claims.DIVERGED, "p (Holm)", claims.COUNTS[-1]):
-        assert f"<i>{word}</i>" in beginning and re.search(rf"[*`]{re.escape(word)}[*`]", page), (
-            word
-        )
+        assert f"<i>{word}</i>" in beginning, word
+        assert re.search(rf"[*`]{re.escape(word)}[*`]", page), word
     (told,) = re.findall(r"No setting was chosen on test data: .*?\)", page)
     assert told in beginning and "clipping by sample)" in told
 
@@ -260,9 +260,8 @@ def test_methods_are_compared_client_by_client(toy):
     low, high = stats.ttest_1samp(by_seed, 0).confidence_interval()
     assert lines["fedavg-ft"].accuracy.half == pytest.approx((high - low) / 2)
     assert better.megabytes == 3.0
-    assert better.decile == pytest.approx(
-        100 * np.mean([np.percentile(v + 0.1, 10) for v in toy[2].values()])
-    )
+    deciles = [np.percentile(values + 0.1, 10) for values in toy[2].values()]
+    assert better.decile == pytest.approx(100 * np.mean(deciles))
     assert better.rank == 1.0 and same.rank == 2.5 == lines["fedavg-ft"].rank and local.rank == 4.0
     said = found.sentence()
     assert said.startswith("Better than fedavg-ft (beyond the 95 % interval): 1 of 2 methods.")
@@ -308,12 +307,9 @@ def test_a_method_without_all_seeds_is_named_and_not_compared(toy, tmp_path):
     (store.folder / "cpu" / table.name / "better-s2.json").unlink()
     lines = "\n".join(markdown(sections.section(Store(store.folder), table)))
     assert "0 of 1 method." in lines and "| better | 6" not in lines
-    assert "Not compared, because some seeds have not run: better (has seeds 0,1)." in lines
-    path = tmp_path / "results.html"
-    html_page.write(Store(store.folder), path)
-    assert (
-        "Not compared, because some seeds have not run: better (has seeds 0,1)." in path.read_text()
-    )
+    html_page.write(Store(store.folder), tmp_path / "results.html")
+    said = "Not compared, because some seeds have not run: better (has seeds 0,1)."
+    assert said in lines and said in (tmp_path / "results.html").read_text()
 
 
 @pytest.mark.parametrize(("row", "seeds", "said"), [
@@ -450,11 +446,8 @@ def test_tables_that_cannot_be_written_stay_whole(toy, monkeypatch):
     (path,) = write_csv(store)
     before = path.read_bytes()
     assert before.count(b"\n") == 1 + len(store.runs())
-
-    def full(self, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=full))
     with pytest.raises(RunError, match=r"cannot write .*cpu\.csv: No space left"):
         write_csv(store)
     assert path.read_bytes() == before
@@ -464,19 +457,16 @@ def test_claims_are_held_against_paired_seeds(toy):
     table, store, base = toy
     sure, more, less = claims.judged(store, table)
     assert sure.rows == "better - fedavg-ft" and sure.seeds == (0, 1, 2)
-    assert (
-        sure.gap.text("+") == "+10.00 ± 0.25" and sure.gap.published == 0 and sure.verdict == "yes"
-    )
+    assert sure.gap.text("+") == "+10.00 ± 0.25" and sure.gap.published == 0
     cells = {cell.row.name: cell for cell in settled(store, table, "cpu")}
     alone = [np.mean(store.find(cells["local"], s).clients["accuracy_personalized"]) for s in base]
     gaps = 100 * (np.array(alone) - [values.mean() for values in base.values()])
     low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
-    assert (less.gap.mean - less.gap.half, less.gap.mean + less.gap.half) == pytest.approx(
-        (low, high)
-    )
+    gap = less.gap
+    assert (gap.mean - gap.half, gap.mean + gap.half) == pytest.approx((low, high))
     assert less.says == "ours" and high < 0
     assert less.rows == "local - same (personalized)"
-    assert (more.verdict, less.verdict) == ("yes", "no, the reverse")
+    assert [line.verdict for line in (sure, more, less)] == ["yes", "yes", "no, the reverse"]
     assert [line[0] for line in claims.lines([sure, more, less])] == [
         "<all> are better", "", "ours",
     ]  # fmt: skip
@@ -582,10 +572,8 @@ def test_the_page_has_every_table_and_figure_and_no_script(toy, tmp_path, monkey
     assert text.count("<svg") == text.count("<figure>") == 3  # difference, clients, bytes
     assert "Better than fedavg-ft (beyond the 95 % interval)" in text
     assert "<td>&lt;all&gt; are better</td>" in text and 'href="#claims"' in text
-    assert (
-        '<td><a href="#benchmark-toy">Toy &lt;b&gt;</a></td>\n<td>the paper</td>\n<td>2</td>'
-        in text
-    )
+    link = '<td><a href="#benchmark-toy">Toy &lt;b&gt;</a></td>'
+    assert f"{link}\n<td>the paper</td>\n<td>2</td>" in text
     assert text.count("better, seed 0, client ") == 30, "clients are shown on hover"
     plain = replace(table, yardstick="", alone="")
     part = sections.section(store, plain)
