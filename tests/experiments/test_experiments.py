@@ -477,7 +477,7 @@ def test_a_config_says_if_it_lacks_what_another_row_chooses(mixed, store, monkey
         assert tomllib.loads(text)["fedcmd"].get("other-clients", "") == clients
 
 
-def test_a_row_runs_after_the_one_that_it_needs(mixed, store, tmp_path, monkeypatch, capsys):
+def test_a_row_runs_after_the_one_that_it_needs(mixed, store, monkeypatch, capsys):
     monkeypatch.setattr(files, "tables", lambda: {mixed.name: mixed})
     called = []
 
@@ -693,9 +693,7 @@ def test_what_another_process_holds_is_tried_again(table, store, tmp_path, monke
     assert trained == ["t-x@hot-other-s0"] and scored == ["t-x@hot-1-s0", "t-x@hot-2-s0"]
 
 
-def test_a_row_that_was_repeated_and_interrupted_is_scored_by_its_own_training(
-    table, store, tmp_path
-):
+def test_a_row_that_was_repeated_and_interrupted_is_scored_by_its_own_training(table, tmp_path):
     job = personalizing(table)[0]
     flat = job.cell.config(0) | {"runs-dir": str(tmp_path)}
     first, again = (finished_run(flat | {"run-name": name}) for name in ("row", "again-row"))

@@ -401,10 +401,8 @@ def test_the_page_of_hooks_names_every_hook_and_field():
 def test_figures_on_the_page_of_hooks_go_with_those_of_all_methods(monkeypatch):
     """Whoever copies them can still start a run."""
     shown = re.findall(r"`figures = (\(Figure\(.*?\),\))`", text_of(DOCS / "hooks.md"), re.S)
-    names, methods = (
-        registry.names(),
-        {"shown": tuple(f for s in shown for f in eval(s, {"Figure": Figure}))},
-    )
+    names = registry.names()
+    methods = {"shown": tuple(f for s in shown for f in eval(s, {"Figure": Figure}))}
     monkeypatch.setattr(registry, "names", lambda: (*names, *methods))
     own = columns._figures_of
     monkeypatch.setattr(columns, "_figures_of", lambda name: methods.get(name) or own(name))
