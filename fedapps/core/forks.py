@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from ctypes import CDLL
+from ctypes import CDLL, get_errno
 from typing import Any, NoReturn
 
 from fedapps.core.errors import RunError
@@ -25,6 +25,7 @@ PATIENCE = 10.0  # seconds that a fork has to leave its work in good order
 LARGE = 2**12  # bytes; fewer are copied into the pickle
 MOST = 2**30  # bytes; Linux does not read or write more than twice as many at once
 _PR_SET_PDEATHSIG = 1  # as in Linux' prctl.h
+_MFD_CLOEXEC = 1  # as in Linux' memfd.h
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _PLACE = struct.Struct("QQ")
 Place = tuple[int, int]  # offset and size in bytes
@@ -37,7 +38,10 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("fedapps")
+        libc = CDLL(None, use_errno=True)  # Pythons built for older Linux have no os.memfd_create
+        self.fd = libc.memfd_create(b"fedapps", _MFD_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(get_errno(), os.strerror(get_errno()))
         weakref.finalize(self, os.close, self.fd)
 
     def write(self, items: Iterable[object]) -> list[Place]:

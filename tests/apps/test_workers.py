@@ -80,6 +80,12 @@ def test_a_round_ends_at_its_timeout_however_many_messages_have_no_reply(
     assert timeout < clock.now <= timeout + 1.0 and max(clock.slept) <= 1.0
 
 
+def test_workers_need_no_memfd_create_of_python(run, monkeypatch):
+    """Pythons that were built for a C library before 2.27 lack it, as many of conda's."""
+    monkeypatch.delattr(os, "memfd_create")
+    assert differences(run(), run(workers=2)) == []
+
+
 @pytest.mark.parametrize("workers", [THOROUGH(2), 3])
 @pytest.mark.parametrize(
     "options",
