@@ -47,13 +47,27 @@ san() {
     fail "\"$1\": is no host name or IP address; give it without port and scheme"
 }
 
+# issue NAME SUBJECT DAYS SIGNER...: make NAME.key and NAME.crt with the extensions that it reads.
+# `req -x509 -addext` is no way to: LibreSSL and OpenSSL 1.1.1 keep those of their own configuration
+# beside them, and clients refuse a certificate that has an extension twice.
+issue() {
+    name=$1 subject=$2 valid=$3
+    shift 3
+    cat >"$new/extensions"
+    ssl ecparam -name prime256v1 -genkey -noout -out "$new/$name.key"
+    ssl req -new -key "$new/$name.key" -subj "/CN=$subject" -out "$new/request"
+    ssl x509 -req -in "$new/request" -sha256 -days "$valid" -set_serial "0x$(openssl rand -hex 16)" \
+        "$@" -extfile "$new/extensions" -out "$new/$name.crt"
+    chmod 644 "$new/$name.crt"
+    mv "$new/$name.key" "$new/$name.crt" "$dir"
+}
+
 make_ca() {
-    ssl ecparam -name prime256v1 -genkey -noout -out "$new/ca.key"
-    ssl req -x509 -new -key "$new/ca.key" -sha256 -days "$CA_DAYS" -subj "/CN=fedapps CA" \
-        -addext "basicConstraints=critical,CA:TRUE,pathlen:0" \
-        -addext "keyUsage=critical,keyCertSign,cRLSign" -out "$new/ca.crt"
-    chmod 644 "$new/ca.crt"
-    mv "$new/ca.key" "$new/ca.crt" "$dir"
+    issue ca "fedapps CA" "$CA_DAYS" -signkey "$new/ca.key" <<EOF
+basicConstraints=critical,CA:TRUE,pathlen:0
+keyUsage=critical,keyCertSign,cRLSign
+subjectKeyIdentifier=hash
+EOF
 }
 
 # Refuse a CA that is not whole or, be it a new one, ends before the certificate would.
@@ -69,23 +83,19 @@ check_ca() {
         -checkend "$((days > 0 ? days * 86400 : 0))" >"$new/end" ||
         fail "$dir/ca.crt ends before $days days are over;" \
             "give --days less, or make a new CA in a new folder"
+    openssl verify -CAfile "$dir/ca.crt" "$dir/ca.crt" >"$new/verified" 2>&1 ||
+        fail "$dir/ca.crt: clients would refuse this CA; make a new one in a new folder"
 }
 
 make_certificate() {
-    {
-        echo "basicConstraints=critical,CA:FALSE"
-        echo "keyUsage=critical,digitalSignature"
-        echo "extendedKeyUsage=serverAuth"
-        echo "subjectKeyIdentifier=hash"
-        echo "authorityKeyIdentifier=keyid"
-        echo "subjectAltName=$sans"
-    } >"$new/extensions"
-    ssl ecparam -name prime256v1 -genkey -noout -out "$new/server.key"
-    ssl req -new -key "$new/server.key" -subj "/CN=fedapps server" -out "$new/request"
-    ssl x509 -req -in "$new/request" -sha256 -days "$days" -set_serial "0x$(openssl rand -hex 16)" \
-        -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -extfile "$new/extensions" -out "$new/server.crt"
-    chmod 644 "$new/server.crt"
-    mv "$new/server.key" "$new/server.crt" "$dir"
+    issue server "fedapps server" "$days" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" <<EOF
+basicConstraints=critical,CA:FALSE
+keyUsage=critical,digitalSignature
+extendedKeyUsage=serverAuth
+subjectKeyIdentifier=hash
+authorityKeyIdentifier=keyid
+subjectAltName=$sans
+EOF
 }
 
 days=365

@@ -7,8 +7,15 @@ import stat
 import subprocess
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from tests.deploy.helpers import DEPLOY, make, script
 
@@ -90,6 +97,36 @@ def test_a_ca_that_cannot_be_used_is_named(tmp_path, strangers):
     assert done.error.endswith("ca.key is missing; put it back, or name a new folder\n")
     assert (tmp_path / "server.crt").read_bytes() == served
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_ca_is_made_without_the_extensions_of_a_configuration(tmp_path):
+    """LibreSSL and OpenSSL 1.1.1 keep them beside those of `-addext`: one is there twice."""
+    stub = tmp_path / "bin" / "openssl"
+    stub.parent.mkdir()
+    real = shutil.which("openssl")
+    stub.write_text(f'#!/bin/sh\ncase "$*" in *-x509*) exit 1; esac\nexec {real} "$@"\n')
+    stub.chmod(0o755)
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    assert script("certificates.sh", tmp_path / "made", "a", PATH=path).status == 0
+    text = openssl("x509", "-in", tmp_path / "made/ca.crt", "-noout", "-text")
+    assert sorted(re.findall(r"X509v3 ([^:]+): (?:critical)?\n +(.+)", text))[:2] == [
+        ("Basic Constraints", "CA:TRUE, pathlen:0"), ("Key Usage", "Certificate Sign, CRL Sign")
+    ]  # fmt: skip
+
+
+def test_a_ca_that_clients_refuse_is_named(tmp_path):
+    """As those were that an earlier version made with LibreSSL."""
+    make("certificates.sh", tmp_path, "a")
+    key = load_pem_private_key((tmp_path / "ca.key").read_bytes(), None)
+    old = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    twice = [old.extensions.get_extension_for_class(x509.BasicConstraints)] * 2
+    span = old.serial_number, old.not_valid_before_utc, old.not_valid_after_utc
+    builder = x509.CertificateBuilder(old.subject, old.subject, key.public_key(), *span, twice)
+    bad = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    (tmp_path / "ca.crt").write_bytes(bad)
+    done = script("certificates.sh", tmp_path, "a")
+    told = "ca.crt: clients would refuse this CA; make a new one in a new folder\n"
+    assert done.status == 1 and done.error.endswith(told)
 
 
 def test_a_device_key_is_one_that_flower_reads(tmp_path):
