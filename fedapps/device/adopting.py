@@ -17,7 +17,8 @@ from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.data.spec import FILLS
 from fedapps.device import personalized
-from fedapps.device.device import claim, not_finite
+from fedapps.device.claims import claim
+from fedapps.device.device import not_finite
 from fedapps.device.personalized import ModelMetadata, Personalized
 from fedapps.engine.again import ALLOWED, check_changes
 from fedapps.engine.finished import OVER, SUBSETS

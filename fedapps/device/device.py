@@ -7,11 +7,9 @@ client's state (`engine/store.py`) and with `run.json`, which names the run that
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from threading import Lock
 
 import msgspec
@@ -28,6 +26,7 @@ from fedapps.core.files import remove_left_over, stamp, write_whole
 from fedapps.core.settings import TABLES, Settings
 from fedapps.core.signing import SignedModel
 from fedapps.device import initial, personalized, spending, trained
+from fedapps.device.claims import claim, private
 from fedapps.device.node_config import NodeConfig
 from fedapps.engine.store import EARLIER_RUN, TRAINED_ON, ClientStore, data_changed
 from fedapps.method.flower import BaseClient
@@ -38,7 +37,6 @@ from fedapps.wire import health
 from fedapps.wire.hello import Hello
 from fedapps.wire.requests import RoundInfo
 
-_STATE = re.compile(r"\w+-.+-[0-9a-f]{8}")  # strategy, model, layers: see `Device.store`
 _making = Lock()  # two workspaces made at the same time would draw from the same generator
 _stamps = dict["Device", tuple[object, ...]]()  # of the files from which workspaces were made
 
@@ -264,36 +262,3 @@ def _check_dataset(settings: Settings) -> None:
         raise RunError(
             f'it has its own data, which needs dataset = "device"; the run has "{settings.dataset}"'
         )
-
-
-def claim(state_dir: Path) -> None:
-    """Make the state folder private; raises `RunError` if it serves another purpose.
-
-    It does if others may enter it and it holds nothing of a device. Making such a folder private
-    would lock out its users without a warning.
-    """
-    try:
-        found = [*state_dir.iterdir()] if state_dir.is_dir() else []
-        if found and state_dir.stat().st_mode & 0o077 and not any(map(_ours, found)):
-            raise RunError(
-                f'state-dir = "{state_dir}": others may enter it, and it holds other files; '
-                "chmod 700 it, or name another folder"
-            )
-    except OSError as error:
-        raise RunError(f"state-dir: cannot look into {state_dir} ({error.strerror})") from error
-    private(state_dir)
-
-
-def _ours(path: Path) -> bool:
-    """Tell whether a path is a device's model or state, so that its folder is a device's, too."""
-    state = bool(_STATE.fullmatch(path.name)) and (path / "run.json").is_file()
-    return state or path.name == personalized.FILE
-
-
-def private(folder: Path) -> None:
-    """Make a folder that only this user may enter; raises `RunError` if that is impossible."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise RunError(f"state-dir: cannot make {folder} private ({error.strerror})") from error

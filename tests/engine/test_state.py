@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedapps.core import files
 from fedapps.core.errors import RunError
 from fedapps.core.files import remove_left_over
-from fedapps.device import device
+from fedapps.device.claims import claim
 from fedapps.engine import store as state
 from fedapps.engine.store import ClientStore, state_folder, state_folders
 
@@ -249,7 +249,7 @@ def test_a_folder_of_something_else_is_not_closed(mode, tmp_path):
         (folder / name).mkdir(parents=True)
     folder.chmod(mode)
     with pytest.raises(RunError, match=f'^state-dir = "{folder}": {re.escape(OTHERS)}'):
-        device.claim(folder)
+        claim(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
@@ -260,7 +260,7 @@ def test_a_folder_that_is_a_devices_is_closed_again(own, tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text("")
     (tmp_path / "state").chmod(0o755)
-    device.claim(tmp_path / "state")
+    claim(tmp_path / "state")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
@@ -268,8 +268,27 @@ def test_a_private_folder_may_hold_what_it_likes(tmp_path):
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     (folder / "a").write_text("")
-    device.claim(folder)
+    claim(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_disk_that_keeps_no_permissions_is_a_warning(tmp_path, monkeypatch, capsys):
+    """FAT, exFAT and Windows' disks in WSL: chmod succeeds there and changes nothing."""
+    make, change = os.mkdir, os.chmod
+
+    def made(path, *_, **__):
+        make(path)
+        change(path, 0o777)
+
+    monkeypatch.setattr(os, "mkdir", made)
+    monkeypatch.setattr(os, "chmod", lambda *_, **__: None)
+    folder = tmp_path / "state"
+    claim(folder)
+    (folder / "log.txt").touch()  # before there is a state by which the folder is a device's
+    claim(folder)
+    told = f'warning: state-dir = "{folder}": this disk keeps no permissions, so other users'
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(told) and [*folder.iterdir()] == [folder / "log.txt"]
 
 
 def test_a_state_that_the_disk_does_not_take_is_a_line_and_leaves_the_old_one(tmp_path):
