@@ -17,6 +17,7 @@ import argparse
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from datetime import datetime
@@ -69,7 +70,8 @@ def measured(words: list[str], runs: Path) -> Run | str:
         ends.setdefault(round_, datetime.fromisoformat(moment).timestamp())
     one = float(median(np.diff([*ends.values()])[:-1]))
     work = (int(did[1]), int(did[2])) if did else _work(folder / "rounds.csv")
-    return Run(one, ends["1"] - begin - one, used.ru_maxrss / 1e3, work)
+    unit = 1e6 if sys.platform == "darwin" else 1e3  # Linux counts in KiB, macOS in bytes
+    return Run(one, ends["1"] - begin - one, used.ru_maxrss / unit, work)
 
 
 def _work(table: Path) -> tuple[int, int]:

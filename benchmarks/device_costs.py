@@ -69,6 +69,12 @@ class Meter(threading.Thread):
         return sum(pss(pid) for key, pid in [*self.used] if key == session)
 
 
+def check_system() -> None:
+    """Raise `RunError`, before anything is started, where no system tells the PSS."""
+    if sys.platform != "linux":
+        raise RunError("this needs Linux, which alone tells the memory (PSS) of a device")
+
+
 def pss(pid: int) -> float:
     """Return the proportional share of memory of a process in MB; 0 if it is gone."""
     with suppress(psutil.Error):

@@ -6,6 +6,7 @@ What was measured before stays in the file, so that one comparison can be repeat
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -144,7 +145,9 @@ def _ran(runs: list[Run] | str) -> TypeGuard[list[Run]]:
 
 
 def _cpu() -> str:
-    lines = subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
+    lines: list[str] = []
+    with suppress(FileNotFoundError):  # macOS has none
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model name")]
     return names[0] if names else platform.processor()
 

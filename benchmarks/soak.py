@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import given, in_folder, write_images
-from benchmarks.device_costs import RUN, pss
+from benchmarks.device_costs import RUN, check_system, pss
 from deploy.deployment import Deployment
 from fedapps.core.errors import RunError
 from fedapps.launcher.outcome import LaunchResult
@@ -91,6 +91,7 @@ def main() -> int:
     o = given(__doc__, minutes=60.0, devices=6, life=360.0, pause=10, seed=0)
 
     def measure(folder: Path) -> int:
+        check_system()
         with Deployment(folder) as deployment:
             fleet = Fleet(deployment, o.devices, o.life, o.pause, o.seed)
             memory = soak(deployment, fleet, 60 * o.minutes)

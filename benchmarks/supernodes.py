@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.common import given, in_folder
-from benchmarks.device_costs import measure, measure_slow
+from benchmarks.device_costs import check_system, measure, measure_slow
 from deploy.deployment import SUPERLINK, SUPERNODE, Deployment
 
 FLOWERS = ("flower-superlink",)
@@ -29,6 +29,7 @@ def main() -> int:
 
 def show(folder: Path, rounds: int, devices: int, slow: int) -> None:
     """Measure what devices cost; of a kind of which there are 0, nothing."""
+    check_system()
     if devices:
         for name, program, server in (
             ("ours", SUPERNODE, SUPERLINK),

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 import torch
 
-from benchmarks import supernodes
+from benchmarks import results, soak, supernodes
 from benchmarks.__main__ import Run, main, measured
 from benchmarks.device_costs import Costs
 from benchmarks.peers import task
@@ -45,6 +45,26 @@ def test_what_devices_cost_needs_rounds_for_quartiles(rounds, monkeypatch, capsy
         assert told == [f"error: --rounds {rounds}: must be even, and at least 4"]
     else:
         assert told[3].split()[-5:] == ["3.00", "s", "(1.50", "to", "4.50)"]
+
+
+@pytest.mark.parametrize("program", [soak, supernodes])
+def test_memory_of_devices_needs_linux(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.setattr(program, "Deployment", None)
+    assert program.main() == 1
+    told = "error: this needs Linux, which alone tells the memory (PSS) of a device\n"
+    assert capsys.readouterr().out == told
+
+
+def test_on_macos_memory_is_counted_in_bytes_and_there_is_no_lscpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    begin = datetime.now()
+    lines = "\n".join(f"{begin + timedelta(seconds=n)} round {n}" for n in (1, 2, 3, 4))
+    program = f"print({lines!r}); print('did weights=7 steps=5')"
+    assert 0 < measured([sys.executable, "-c", program], tmp_path).memory < 1  # KiB, as if bytes
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "cores" in results.here(1, 0.0, {}, "cpu").machine
 
 
 def test_ratios_are_of_the_same_repeat():
