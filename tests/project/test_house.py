@@ -1,6 +1,8 @@
 """The house: packages import downwards only, and files stay small."""
 
 import ast
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +149,16 @@ def test_the_packages_of_experiments_import_downwards_only():
     for path in (ROOT / "fedapps").rglob("*.py"):  # the command and the check of the app's place
         used = {name for name in imports(path) if name.split(".")[0] == "experiments"}
         assert used <= {"experiments", "experiments.__main__", "experiments.__main__.main"}
+
+
+@pytest.mark.parametrize("timeout", [True, False], ids=["linux", "macos"])
+def test_what_has_to_hold_can_be_checked_without_gnu_timeout(timeout, tmp_path):
+    """Nothing is installed or tested: `make` only prints its arguments here."""
+    (tmp_path / "make").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "make").chmod(0o755)
+    for name in ("bash", "dirname", "id") + ("timeout",) * timeout:
+        (tmp_path / name).symlink_to(shutil.which(name))
+    command = [str(tmp_path / "bash"), str(ROOT / ".ci/run")]
+    path = {"PATH": str(tmp_path)}
+    told = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
+    assert told == 'lint\ntest ARGS=-m "thorough or not thorough"\n'
