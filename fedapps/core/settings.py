@@ -170,7 +170,7 @@ class Settings(DataSettings, frozen=True):
     ]
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        doc("processor on which clients compute; auto: a GPU if the process sees one"),
+        doc("processor on which clients compute; auto: a CUDA GPU if the process sees one"),
     ]
     threads: Annotated[
         int,
