@@ -32,6 +32,8 @@ LOCAL = (":local:", ":local-in-memory:")  # the addresses of a SuperLink that Fl
 STARTED = 90.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
 INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", log.LEVEL)
+# Of Slurm, PBS, LSF and SGE: what a batch job, or a task of an array, has started ends with it.
+JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID")
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
 STORE = "MLFLOW_TRACKING_URI"
 # a store in a folder
@@ -219,7 +221,7 @@ def _check_running(home: Path | None, loggers: str) -> None:
     then = then or now  # some systems show none of another process; ours has at least a PATH
     for variables in (now, then):  # as the log reads it
         variables[log.LEVEL] = variables.get(log.LEVEL, "").lower() or "info"
-    counts = (*INHERITED, *(READ[name] for name in READ if name in loggers))
+    counts = (*INHERITED, *JOBS, *(READ[name] for name in READ if name in loggers))
     names = [name for name in sorted(now | then) if name.startswith(counts)]
     other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():

@@ -413,6 +413,10 @@ class TestHome:
          "was started with another CUDA_VISIBLE_DEVICES, which would still count"),
         ("local-superlink", {"RAY_ADDRESS": "10.0.0.1:6379"}, "",
          "was started with another RAY_ADDRESS, which would still count"),
+        ("local-superlink", {"SLURM_JOB_ID": "1001"}, "",  # it ends with that job
+         "was started with another SLURM_JOB_ID, which would still count"),
+        ("local-superlink", {"JOB_ID": "7", "SGE_TASK_ID": "2"}, "",
+         "was started with another JOB_ID, SGE_TASK_ID, which would still count"),
     ])  # fmt: skip
     def test_a_superlink_that_was_started_otherwise_is_refused(
         self, there, tmp_path, monkeypatch, folder, variables, loggers, problem
