@@ -15,6 +15,7 @@ _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)\b.*: .+$")
 _TOO_FEW = re.compile(
     r"The system \(CPUs=([\d.]+), GPUs=([\d.]+)\).*'num_cpus': ([\d.]+), 'num_gpus': ([\d.]+)"
 )
+_LONG = re.compile(r"AF_UNIX path length cannot exceed .+")  # of a socket of Ray
 _DETAILS = re.compile(r"^\w+ failed with exception: ")
 # The second one is what is left if a signal ended the process: all exceptions are named.
 _KILLED = ("No heartbeat received from the task", "Task failed with unknown error.")
@@ -53,6 +54,8 @@ class LaunchResult:
             return ours[-1]
         if few := next(filter(None, map(_TOO_FEW.search, self.lines)), None):
             return _too_few(*map(float, few.groups()))
+        if long := next(filter(None, map(_LONG.search, [*self.lines, self.details])), None):
+            return f"{long[0]}; fedapps stop, and set RAY_TMPDIR to a shorter folder, such as /tmp"
         if reason := reason_of(self.details):
             return reason
         causes = [line.strip() for line in self.lines if _EXCEPTION.match(line.strip())]

@@ -31,7 +31,7 @@ FIXED = 39091  # what Flower takes without it
 LOCAL = (":local:", ":local-in-memory:")  # the addresses of a SuperLink that Flower starts
 STARTED = 90.0  # seconds after which a SuperLink has made its database, or never will
 # What a user may set for a run; all processes of a run have the variables of their SuperLink.
-INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", log.LEVEL)
+INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_TMPDIR", log.LEVEL)
 # Of Slurm, PBS, LSF and SGE: what a batch job, or a task of an array, has started ends with it.
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID")
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with

@@ -89,6 +89,8 @@ the `client_resources` could help.
 ValueError: ActorPool is empty. Stopping Simulation.
 RuntimeError: An error was encountered. Ending simulation.
 """
+LONG = "AF_UNIX path length cannot exceed 107 bytes: '/a/plasma_store'"
+SHORTER = "fedapps stop, and set RAY_TMPDIR to a shorter folder, such as /tmp"
 LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gpus=0.0'"
 
 
@@ -103,6 +105,8 @@ LESS = "--federation-config 'client-resources-num-cpus=1 client-resources-num-gp
      "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or .*"),
     ("failed", "Task failed with unknown error.", CUT_OFF_LOG,  # the SuperLink was started again
      "the run's process gave no sign of life .*; resume it: fedapps run --resume RUN, or .*"),
+    ("failed", f"{TRACE}{LONG}", "", f"{LONG}; {SHORTER}"),
+    ("failed", UNTOLD, f"OSError: {LONG}\nRuntimeError: An error", f"{LONG}; {SHORTER}"),
     ("stopped", "N/A", "", "the run is finished:stopped"),
 ])  # fmt: skip
 def test_the_error_of_a_finished_run(status, details, log, error):
@@ -411,8 +415,8 @@ class TestHome:
          "was started with another FEDAPPS_LOG, WANDB_MODE, which would still count"),
         ("local-superlink", {"CUDA_VISIBLE_DEVICES": "7"}, "",
          "was started with another CUDA_VISIBLE_DEVICES, which would still count"),
-        ("local-superlink", {"RAY_ADDRESS": "10.0.0.1:6379"}, "",
-         "was started with another RAY_ADDRESS, which would still count"),
+        ("local-superlink", {"RAY_ADDRESS": "10.0.0.1:6379", "RAY_TMPDIR": "/t"}, "",
+         "was started with another RAY_ADDRESS, RAY_TMPDIR, which would still count"),
         ("local-superlink", {"SLURM_JOB_ID": "1001"}, "",  # it ends with that job
          "was started with another SLURM_JOB_ID, which would still count"),
         ("local-superlink", {"JOB_ID": "7", "SGE_TASK_ID": "2"}, "",
