@@ -1,11 +1,12 @@
 """Prepare the inputs of `flwr run`: a small copy of the app, and one run-config."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ def merged(options: Sequence[str]) -> Iterator[list[str]]:
         return
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
         path = Path(folder) / "run-config.toml"
-        path.write_text(tomli_w.dumps(values), "utf-8")
+        with _filling(folder):
+            path.write_text(tomli_w.dumps(values), "utf-8")
         yield [str(path)]
 
 
@@ -68,16 +70,34 @@ def staged(app_dir: Path) -> Iterator[Path]:
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     folders = {".git", ".venv", ".flwr", *(line.strip("/") for line in lines if line[-1:] == "/")}
     with tempfile.TemporaryDirectory(prefix="fedapps-") as folder:
-        for path, inner, names in os.walk(app_dir):
-            top = Path(path) == app_dir
-            inner[:] = [name for name in inner if not (top and name in folders)]
-            target = Path(folder, os.path.relpath(path, app_dir))
-            for name in names:
-                if name in BUNDLED or Path(name).suffix in BUNDLED:
-                    target.mkdir(parents=True, exist_ok=True)
-                    if not Path(path, name).is_symlink():
-                        shutil.copyfile(Path(path, name), target / name)
+        with _filling(folder):
+            _copy(app_dir, Path(folder), folders)
         yield Path(folder)
+
+
+def _copy(app_dir: Path, folder: Path, left_out: Collection[str]) -> None:
+    """Copy what Flower can bundle, without the folders at the top that are left out."""
+    for path, inner, names in os.walk(app_dir):
+        top = Path(path) == app_dir
+        inner[:] = [name for name in inner if not (top and name in left_out)]
+        target = folder / os.path.relpath(path, app_dir)
+        for name in names:
+            if name in BUNDLED or Path(name).suffix in BUNDLED:
+                target.mkdir(parents=True, exist_ok=True)
+                if not Path(path, name).is_symlink():
+                    shutil.copyfile(Path(path, name), target / name)
+
+
+@contextlib.contextmanager
+def _filling(folder: str) -> Iterator[None]:
+    """Name a temporary folder that is full; the system names the file that was read, or none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        how = "set TMPDIR to a folder that has space"
+        raise RunError(f"cannot write to {folder}: {error.strerror}; {how}") from error
 
 
 def refusal(app_dir: Path, options: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """How `flwr run` is started, understood and ended: `fedapps.launch`."""
 
+import errno
 import os
 import re
 import runpy
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from contextlib import nullcontext
 from dataclasses import replace
@@ -527,6 +529,24 @@ def test_bundle_of_the_staged_app_is_the_same(tmp_path):
     assert "empty_app/cache/kept.py" in found and "README.md" in found
     assert not {file for file in found if file.startswith((".venv", "runs", "cache", "data"))}
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("prepare", [
+    lambda: inputs.staged(EMPTY_APP), lambda: inputs.merged(["lr=0.1"]),
+])  # fmt: skip
+def test_a_full_folder_of_temporary_files_is_named(prepare, tmp_path, monkeypatch):
+    """The system names what was read, or nothing."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "server_app.py")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    told = rf"^cannot write to {tmp_path}/fedapps-\w+: No space left on device; set TMPDIR to "
+    with pytest.raises(RunError, match=told):
+        prepare().__enter__()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture
