@@ -4,6 +4,7 @@ import csv
 import errno
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,13 +12,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-import msgspec
 import numpy as np
 import safetensors.numpy
 
 from fedapps.core.config import to_toml
 from fedapps.core.errors import RunError
-from fedapps.core.files import is_free, numbered, to_disk, write_whole, writing
+from fedapps.core.files import is_free, numbered, read_json, to_disk, write_whole, writing
 from fedapps.core.schema import Scalar
 from fedapps.core.words import closest, composed
 from fedapps.report.cells import Rows, csv_text, original
@@ -28,6 +28,7 @@ _EVALUATION = "evaluation-"  # a table with a line per client, for each of these
 CHECKPOINTS = "checkpoint"  # a folder, for which see engine/checkpoint.py
 BEST = "best"  # a run directory inside this one: the best round on validation samples
 SUMMARY = "summary.json"  # written when a run ends, and deleted when it is resumed
+ON_DISK = (MODEL, SUMMARY)  # results that a power cut leaves whole
 NAMES = "names.csv"  # what the data call each client, if they do
 CLASS_NAMES = "class-names.csv"  # and each class or label
 NAMED = (NAMES, CLASS_NAMES)
@@ -186,10 +187,8 @@ def _reading(path: Path) -> Iterator[TextIO]:
 
 def summary(run: Path) -> dict[str, Any]:
     """Read summary.json; empty if the run has none. Raises `RunError` if it cannot be read."""
-    if os.path.exists(run / SUMMARY):
-        with _reading(run / SUMMARY) as file:
-            return msgspec.json.decode(file.read(), type=dict[str, Any])
-    return {}
+    anew = f"resuming the run writes it anew (fedapps serial --resume {shlex.quote(str(run))})"
+    return read_json(run / SUMMARY, dict[str, Any], anew, missing={})
 
 
 def is_final(summary: Mapping[str, Any]) -> bool:

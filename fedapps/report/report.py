@@ -273,7 +273,7 @@ class Report:
 
     def _write(self, name: str, data: bytes | str) -> None:
         content = data.encode() if isinstance(data, str) else data
-        write_whole(self.folder / name, content, durable=name == directory.MODEL)
+        write_whole(self.folder / name, content, durable=name in directory.ON_DISK)
 
     def _write_classes(self) -> None:
         self._write("classes.csv", csv_text(class_table(self.classes, self.columns)))

@@ -81,7 +81,9 @@ def test_a_damaged_run_is_named(made, refused, name, text):
     if text is not None:
         (run / name).write_text(text)
     told = refused("compare", other, run)
-    assert told.startswith((f"{run} is not a run directory: ", f"cannot read {run / name}: "))
+    begins = f"cannot read {run / name}: ", f"{run / name}: cannot be read ("
+    assert told.startswith((f"{run} is not a run directory: ", *begins))
+    assert (f"(fedapps serial --resume {run})" in told) == (name == "summary.json")
 
 
 @pytest.mark.parametrize(("column", "words"), [

@@ -272,7 +272,9 @@ def test_files_beside_the_states_cost_no_run(tiny_run, accuracy, monkeypatch):
 def test_a_summary_that_cannot_be_read_is_told(tiny_run, text):
     folder = tiny_run('strategy="fedavg" checkpoint-every=0')
     (folder / "summary.json").write_text(text)
-    assert refusal(folder, "--client", 2).startswith(f"cannot read {folder / 'summary.json'}: ")
+    told = refusal(folder, "--client", 2)
+    assert told.startswith(f"{folder / 'summary.json'}: cannot be read (")
+    assert f"resuming the run writes it anew (fedapps serial --resume {folder})" in told
 
 
 def test_a_copy_without_states_of_a_run_whose_clients_keep_none_is_whole(tiny_run, accuracy):

@@ -26,10 +26,10 @@ from safetensors.numpy import load_file
 
 from fedapps import serial
 from fedapps.compare.sweep import Sweep
-from fedapps.core import config, log, stopping
+from fedapps.core import config, files, log, stopping
 from fedapps.core.errors import RunError
 from fedapps.engine.rounds import Rounds
-from fedapps.report import directory
+from fedapps.report import directory, report
 from fedapps.report.about import command
 from fedapps.report.page.reading import RunFiles
 from fedapps.report.report import Report
@@ -348,6 +348,19 @@ def test_versions_and_command_are_there_from_the_start(interrupted, no_plots, tm
 ])  # fmt: skip
 def test_the_command_is_told_without_flowers_tokens(words, text):
     assert command(words) == text
+
+
+def test_a_summary_survives_a_power_cut(serial_run, tiny_npz, monkeypatch):
+    """Without it, a finished run would have a damaged one, which no comparison could read."""
+    synced = {}
+
+    def write(path, content, durable=False):
+        synced[path.name] = durable
+        files.write_whole(path, content, durable)
+
+    monkeypatch.setattr(report, "write_whole", write)
+    serial_run(tiny_npz, RUN, "num-rounds=1")
+    assert synced["summary.json"] and synced["model.safetensors"]
 
 
 def test_settings_and_names_survive_a_power_cut_and_what_did_not_is_refused(tmp_path, monkeypatch):
