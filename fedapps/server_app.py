@@ -24,7 +24,7 @@ from fedapps.core.paths import absolute, expanded
 from fedapps.core.schema import Scalar
 from fedapps.core.settings import Settings
 from fedapps.core.signing import SignedModel
-from fedapps.core.stopping import end_with_parent, stoppable
+from fedapps.core.stopping import Stopped, end_with_parent, stoppable
 from fedapps.device.waiting import shorten_backoff
 from fedapps.engine import evaluations, privacy, resume, unused
 from fedapps.engine.federation import Federation
@@ -118,6 +118,9 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
                 rounds.recovery.tell_best(report.folder)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(resume.interrupted(report)) from None
+        except Stopped:
+            log.info("%s", resume.interrupted(report))
+            raise
     return report.folder
 
 

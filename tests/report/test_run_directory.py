@@ -255,8 +255,10 @@ def test_it_ends_as_it_is_told(
     assert exit_.value.code == 128 + number
     folder = tmp_path / "runs" / "x"
     check_left(folder, number.name, read_summary, read_rounds)
-    line = f"stopped after round 2 of 4 ({number.name}), see {folder}"
-    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"stopped after round 2 of 4 ({number.name}), see {folder}",
+        f"interrupted after round 2 of 4; to resume: fedapps serial --resume {folder} --keep-going",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
