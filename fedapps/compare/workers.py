@@ -61,7 +61,9 @@ class Worker:
                 raise RunError("stopped")
             if self.process is None or not self.process.is_alive() or self.pipe is None:
                 self.pipe, theirs = SPAWN.Pipe()
-                self.process = SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
+                self.process = SPAWN.Process(
+                    target=_serve, args=(theirs, sys.orig_argv), daemon=True
+                )
                 self.process.start()
                 theirs.close()
             return self.process, self.pipe
@@ -105,7 +107,8 @@ def stop(workers: Iterable[Worker]) -> None:
         process.join()
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, command: list[str]) -> None:
+    sys.orig_argv = command  # that run.json tells; its own is one of multiprocessing
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's signals are for the parent,
         signal.signal(number, signal.SIG_IGN)  # which then ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,6 +1,7 @@
 """The process of a sweep's runs as users have it, started anew and not forked."""
 
 import os
+import sys
 import threading
 
 import pandas as pd
@@ -11,6 +12,7 @@ from fedapps.compare import workers
 from fedapps.compare.workers import Worker, crew, stop
 from fedapps.core.errors import RunError
 from fedapps.report import directory
+from fedapps.report.about import About, command
 from fedapps.serial import idle_workers
 from fedapps.training.workspace import workspace
 from tests.support.clock import until
@@ -37,6 +39,7 @@ def test_a_worker_runs_as_this_process(flat_config, tiny_npz, serial_run, untime
     assert " round 2/2 " in f" {log.read_text('utf-8')}".replace("\n", " ")
     assert untimed_rounds(folder) == untimed_rounds(serial_run(*options))
     assert differences(folder, shared) == []
+    assert About.read(folder).command == command(sys.orig_argv)  # the user's, not of its process
 
 
 @WORKERS

@@ -72,13 +72,13 @@ def sweep(words, journal, hold="", die="", until="", number=9, meet=False, drawn
         return {"status": status, "out": "".join(lines), "err": errors.read()}
 
 
-def serve(pipe, serve_=workers._serve):
+def serve(pipe, command, serve_=workers._serve):
     """Serve as a worker that is a fork of this process and not spawned."""
     # A fork finds the streams locked for ever if another thread was just printing.
     INHERITED.extend((sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf8", closefd=False) for n in (1, 2))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that was spawned
-    serve_(pipe)
+    serve_(pipe, command)
 
 
 def arrange(journal, hold, die, holds, barrier):
