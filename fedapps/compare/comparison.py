@@ -190,3 +190,6 @@ def _versions(runs: Sequence[Run]) -> Iterator[str]:
         known = {run.summary["versions"].get(package) for run in runs if "versions" in run.summary}
         if len(known) > 1:
             yield f"made with different versions of {package}: {', '.join(sorted(map(str, known)))}"
+    types = {run.summary["cpu"] for run in runs if "cpu" in run.summary}
+    if len(types) > 1:
+        yield f"made on different types of processors: {'; '.join(sorted(types))}"

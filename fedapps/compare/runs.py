@@ -204,6 +204,7 @@ def read_evaluation(table: Path, metric: str = AUTO) -> Run:
     if folder != run.folder:  # to distinguish it from an evaluation of the last round
         counting["keep-best"] = True
     about = {"finished": True, "versions": run.summary.get("versions", {})}
+    about |= {"cpu": run.summary["cpu"]} if "cpu" in run.summary else {}
     summary = about | {"seconds": float(rounds["seconds"].sum())}
     name = f"{run.name}/{table.relative_to(run.folder)}"
     return Run(table, name, counting, rounds, summary, run.task, run.fingerprints)

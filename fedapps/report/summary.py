@@ -3,9 +3,11 @@
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,7 @@ def summarize(
         costs = (getattr(row, name) for row in rows if is_counted(name, row.phase))
         summary[f"total_{name}"] = sum(costs)
     summary |= best_rounds(rows, columns.of_lead, columns.lead)
-    return plain(summary | {"versions": versions(), "seconds": seconds})
+    return plain(summary | {"versions": versions(), "cpu": cpu(), "seconds": seconds})
 
 
 def unseen(
@@ -114,6 +116,22 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and packages that a result depends on."""
     packages = {name: metadata.version(name) for name in ("torch", "flwr", "numpy")}
     return {"python": platform.python_version(), **packages, "fedapps": project.version()}
+
+
+@cache
+def cpu() -> str:
+    """Return the model of the CPU, and the instructions that PyTorch uses: both change roundings.
+
+    For example, `AMD EPYC 9V74 80-Core Processor, AVX512`.
+    """
+    import torch  # here, because the page of a run needs this module, but no torch
+
+    model = platform.processor() or platform.machine()
+    with suppress(OSError, ValueError):  # not Linux
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+        model = next(named, model)  # none on ARM
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def plain(value: Any) -> Any:

@@ -238,6 +238,19 @@ def test_runs_made_with_other_versions_are_told(made, compare):
     assert said.count("different versions") == 1
 
 
+def test_runs_made_on_other_processors_are_told(made, compare):
+    """They round differently. Earlier versions did not note on which."""
+    folders = [made(name, f"seed={seed}") for seed, name in enumerate("abcd")]
+    for folder, cpu in zip(folders, ("Epyc, AVX2", "Xeon, AVX512", "Epyc, AVX2", ""), strict=True):
+        summary = dict(read(folder).summary)
+        summary.pop("cpu", None)
+        summary |= {"cpu": cpu} if cpu else {}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    told = "made on different types of processors: Epyc, AVX2; Xeon, AVX512\n"
+    assert told in compare(*folders).out
+    assert "processors" not in compare(folders[0], *folders[2:]).out
+
+
 def test_a_reader_that_has_read_enough_leaves_the_files_and_no_traceback(made, tmp_path):
     """As `... | head` does; that of the papers' tables has no files."""
     words = ["compare", made("a"), made("b", "lr=0.5"), "--output", tmp_path / "files"]

@@ -385,6 +385,8 @@ def test_summary_holds_last_row_totals_and_best(finished):
     assert (summary["strategy"], summary["dataset"], summary["seed"]) == ("fedrep", "digits", 7)
     assert set(summary["versions"]) == {"python", "torch", "flwr", "numpy", "fedapps"}
     assert re.match(r"\d", summary["versions"]["fedapps"])
+    model, _, instructions = summary["cpu"].rpartition(", ")
+    assert model and instructions == torch.backends.cpu.get_cpu_capability()
     assert summary["note"] == 0.5 and summary["bad"] is None
     assert summary["seconds"] > 0
 
