@@ -25,10 +25,18 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     names = [column.name for column in columns.parsed(about.columns)] if about.columns else []
     cure = f"give a data frame with the columns {some(names)}"
     if names and hasattr(x, "to_pandas"):  # what is of pandas itself has none
-        x = _frame(x)
+        x = _table(x)
+    if names and hasattr(x, "schema"):
+        from pyarrow import parquet
+
+        parquet.write_table(x, folder / "x.parquet")
+        return folder / "x.parquet"
     if names and hasattr(x, "to_csv"):
         if x.ndim == 1 and x.name not in names:
             raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")
+        for name, values in x.to_frame().items() if x.ndim == 1 else x.items():
+            if str(name).strip() in names and frames.holds_texts(values):
+                frames.refuse_lists(values.astype(object), "x: row {}".format)
         # pandas by itself quotes no text with a lone \r, which ends a line, or a blank before it
         x.to_csv(folder / "x.csv", index=False, quoting=csv.QUOTE_NONNUMERIC)
         return folder / "x.csv"
@@ -42,15 +50,20 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     return folder / "x.npz"
 
 
-def _frame(x: Any) -> Any:
-    """Return a table of Arrow, Polars, or `datasets` as a data frame, as its .parquet is read."""
+def _table(x: Any) -> Any:
+    """Return what has `to_pandas` as a table of Arrow if it can be one, else as a data frame.
+
+    Without metadata, which would hide a column that was an index.
+    """
     try:
         if hasattr(x, "with_format"):  # of datasets
             x = x.with_format("arrow")[:]
-        x = x.to_arrow() if hasattr(x, "to_arrow") else x
-        if hasattr(x, "schema"):  # the metadata hide a column that was an index
-            return frames.whole_with_gaps(x.to_pandas(ignore_metadata=True), x.schema)
-        return x.to_pandas()
+        table = x.to_arrow() if hasattr(x, "to_arrow") else x
+        if not hasattr(table, "schema"):  # of a Series, which loses its name
+            return x.to_pandas()
+        import pyarrow
+
+        return pyarrow.table(table).replace_schema_metadata(None)
     except Exception as error:
         raise RunError(f"x: cannot be read as a table ({named(error)})") from error
 

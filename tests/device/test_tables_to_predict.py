@@ -93,11 +93,47 @@ def test_other_tables_are_read_as_their_parquet(kind, tmp_path):
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_table_that_cannot_be_a_data_frame_is_told(tmp_path):
+def texts_of(x, folder):
+    """Return the texts that a model of texts gets of x, or the error as predict tells it."""
+    about = Namespace(columns="text", inputs=Spec((5,), "int64", 256))
+    try:
+        saved = save(x, folder, about)
+        tokens = unlabelled(saved, about.inputs, about.columns, copy=True).read(np.arange(len(x)))
+    except RunError as error:
+        return str(error).replace(f"{folder}/x.parquet", "x")
+    return [bytes(row.tolist()).rstrip(b"\0").decode() for row in tokens]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "batch", "pandas"])
+@pytest.mark.parametrize("cells", ["bytes", "lists", "records", "texts"])
+def test_only_texts_are_texts(kind, cells, tmp_path):
+    """Others came out as Python writes them, such as b'hello'."""
     arrow = extra("pyarrow")
-    twins = arrow.table([[1], [2]], ["x", "x"])
-    with pytest.raises(RunError, match=r"^x: cannot be read as a table \("):
-        save(twins, tmp_path, Namespace(columns="x", inputs=Spec((1,))))
+    values, held = {
+        "bytes": ([b"hello", b"you"], "bytes"),
+        "lists": ([["hello"], ["you"]], "a list or record"),
+        "records": ([{"a": "hello"}, {"a": "you"}], "a list or record"),
+        "texts": (["hello", "None"], ""),
+    }[cells]
+    make = {"arrow": arrow.table, "batch": arrow.record_batch, "pandas": pd.DataFrame}[kind]
+    found = texts_of(make({"text": values, "z": [b"z"] * 2}), tmp_path)
+    cure = "give each value a column of its own, or save arrays as .npz"
+    assert found == (f"x: row 0: column text holds {held}; {cure}" if held else ["hello", "None"])
+
+
+def test_a_named_column_alone_is_a_table_of_one(tmp_path):
+    """A Series of Polars becomes an array of Arrow, which has no name."""
+    texts = pd.Series(["hello", "you"], name="text")
+    array = extra("pyarrow").array(texts)
+    polars = Namespace(to_arrow=lambda: array, to_pandas=lambda: texts)
+    saved = save(polars, tmp_path, Namespace(columns="text", inputs=Spec((5,), "int64", 256)))
+    assert pd.read_csv(saved).text.tolist() == ["hello", "you"]
+
+
+def test_a_table_that_cannot_be_a_data_frame_is_told(tmp_path):
+    broken = Namespace(to_pandas=lambda: [][0])
+    with pytest.raises(RunError, match=r"^x: cannot be read as a table \(IndexError: "):
+        save(broken, tmp_path, Namespace(columns="x", inputs=Spec((1,))))
 
 
 def test_rows_that_fill_no_window_are_told(run, table, tmp_path, caplog, capsys):
