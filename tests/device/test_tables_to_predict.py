@@ -130,6 +130,11 @@ def test_a_named_column_alone_is_a_table_of_one(tmp_path):
     assert pd.read_csv(saved).text.tolist() == ["hello", "you"]
 
 
+def test_two_columns_of_a_name_are_told(tmp_path):
+    twins = extra("pyarrow").table([["a"], ["b"], ["c"]], ["text", "z", "z"])
+    assert texts_of(twins, tmp_path) == "x: column z is there twice"
+
+
 def test_a_table_that_cannot_be_a_data_frame_is_told(tmp_path):
     broken = Namespace(to_pandas=lambda: [][0])
     with pytest.raises(RunError, match=r"^x: cannot be read as a table \(IndexError: "):

@@ -80,8 +80,7 @@ class Rows:
 
     def take(self, keep: np.ndarray) -> "Rows":
         """Return the rows that a mask keeps, or those with these numbers (int64)."""
-        rows = np.flatnonzero(keep) if keep.dtype.kind == "b" else keep
-        return Rows(self.frame.iloc[rows], self.files, self.file[rows], self.place[rows])
+        return Rows(self.frame.iloc[keep], self.files, self.file[keep], self.place[keep])
 
     def demand(self, name: str, key: str, cure: str = DROP) -> None:
         """Refuse tables without a column that the run names, or in which one of its cells is empty.
@@ -205,6 +204,7 @@ def _frame(path: Path, texts: Names, named: Names, kept: Kept, whole: Names) -> 
         elif kind_of(path) == ".parquet":
             from pyarrow import parquet
 
+            as_compared(parquet.read_schema(path).names, path)  # refuses twins
             frame = whole_with_gaps(pd.read_parquet(path), parquet.read_schema(path))
             frame = frame.reset_index([name for name in frame.index.names if name in named])
         else:
