@@ -35,6 +35,17 @@ def elsewhere(pid: int, home: Path) -> bool:
     return False
 
 
+def has_another(pid: int, folder: Path) -> bool:
+    """Tell whether a process has another `folder` of this path, as in a container.
+
+    The time of its last change counts: one image can be mounted for each process anew.
+    """
+    with suppress(OSError):  # as above
+        there = Path(f"/proc/{pid}/root{folder}")
+        return there.stat().st_mtime_ns != folder.stat().st_mtime_ns
+    return False
+
+
 def end(roots: Iterable[int]) -> bool:
     """End processes and all that they started; return False if there were none.
 

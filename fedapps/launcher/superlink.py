@@ -24,7 +24,7 @@ from fedapps.core.errors import RunError, one_line
 from fedapps.core.files import writing
 from fedapps.core.flower import bin_dir
 from fedapps.core.paths import expanded
-from fedapps.launcher.processes import elsewhere, end, living
+from fedapps.launcher.processes import elsewhere, end, has_another, living
 
 PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 FIXED = 39091  # what Flower takes without it
@@ -226,6 +226,8 @@ def _check_running(home: Path | None, loggers: str) -> None:
     other = [name for name in names if now.get(name) != then.get(name)]
     if link.bin_dir.resolve() != bin_dir().resolve():
         problem = f"runs in {link.bin_dir.parent}, not in {sys.prefix}"
+    elif has_another(link.pid, bin_dir()):
+        problem = f"runs in a container that has another {bin_dir()}"
     elif not link.in_memory and link.age > STARTED and not database_of(home).exists():
         problem = "has lost its database: its folder was deleted"
     elif folder != own and not _same(folder, own):  # by `flwr run`, in a checkout

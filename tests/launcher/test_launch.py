@@ -459,6 +459,21 @@ class TestHome:
         assert superlink.environment(tmp_path, loggers="wandb")
         assert superlink.environment(tmp_path, own=False, loggers="mlflow")
 
+    @pytest.mark.parametrize("image", ["same", "other", "unknown"])
+    def test_superlink_with_programs_of_another_image_is_refused(
+        self, image, there, tmp_path, monkeypatch
+    ):
+        """The same image can be mounted anew for each command; root's cannot be read by others."""
+        link, real = SuperLink(0, 20001, superlink.bin_dir()), Path.stat
+        seen = {"same": link.bin_dir, "other": tmp_path, "unknown": tmp_path / "gone"}[image]
+        path = Path(f"/proc/{link.pid}/root{link.bin_dir}")
+        monkeypatch.setattr(
+            Path, "stat", lambda self, **how: real(seen if self == path else self, **how)
+        )
+        told = f"runs in a container that has another {link.bin_dir}{there.end}"
+        with pytest.raises(RunError, match=told) if image == "other" else nullcontext():
+            there(link)
+
     def test_superlink_whose_folder_was_deleted_gets_no_run_that_it_cannot_store(
         self, there, monkeypatch
     ):
