@@ -12,7 +12,7 @@ from fedapps.core import log, registry
 from fedapps.core.errors import RunError, as_returned
 from fedapps.core.words import number
 from fedapps.engine import evaluations
-from fedapps.engine.misspelt import misspelt
+from fedapps.engine.misspelt import last_setup, misspelt
 from fedapps.engine.robust import check_robust, refuse_presum
 from fedapps.method.client import ClientHooks
 from fedapps.method.conversation import Conversation
@@ -51,8 +51,7 @@ def check_strategy(strategy: BaseStrategy) -> None:
             log.warning("%s.%s is not a hook, did you mean %s?", cls.__name__, name, hook)
     for needs, state in ((Mixing, "sent"), (WarmUp, "last_trained")):
         if isinstance(strategy, needs) and state not in strategy.state:
-            above = type(strategy).__mro__[: type(strategy).__mro__.index(needs)]
-            last = [each.__name__ for each in above if "setup" in vars(each)][-1]
+            last = last_setup(type(strategy), needs)
             call = f"{last}.setup does not call {needs.__name__}.setup(self), or super().setup()"
             raise RunError(f"{call}, which {needs.__name__} needs")
     if replaced(strategy, ["aggregate"]):

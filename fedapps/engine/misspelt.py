@@ -1,4 +1,4 @@
-"""Finds names in a method's classes that look like misspelt hooks, which nothing would call."""
+"""Finds hooks in a method's classes that nothing calls: misspelt ones, and setups left out."""
 
 import ast
 import inspect
@@ -25,6 +25,20 @@ def misspelt(cls: type, base: type, *hooks: type) -> Iterator[tuple[str, str]]:
         longer = hook and name.startswith(hook)
         if hook and not (longer and (not is_function or name in _attributes_read(cls, base))):
             yield name, hook
+
+
+def last_setup(cls: type, base: type) -> str:
+    """Return which class, of `cls` and those between it and `base`, calls no setup above its own.
+
+    If all seem to, it is the last one that has a setup.
+    """
+    above = cls.__mro__[: cls.__mro__.index(base)]
+    own = [each for each in above if "setup" in vars(each)]
+    for each in own:
+        code = getattr(inspect.unwrap(vars(each)["setup"]), "__code__", None)
+        if code and "setup" not in code.co_names:
+            return each.__name__
+    return own[-1].__name__
 
 
 def _attributes_read(cls: type, base: type) -> set[str]:

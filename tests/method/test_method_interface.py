@@ -695,6 +695,17 @@ def test_a_setup_that_forgets_that_of_its_base_is_named(serial_run, monkeypatch,
         serial_run(f'strategy="{method}"')
 
 
+@pytest.mark.parametrize("forgetful", ["Mine", "FedFomo"])
+def test_the_class_whose_setup_forgets_is_named(serial_run, monkeypatch, forgetful):
+    """It can be one that is made from a method which does call that of its base."""
+    cls = registry.strategy_class("fedfomo")
+    mine = type("Mine", (cls,), {"setup": lambda self: cls.setup(self)})
+    monkeypatch.setattr(mine if forgetful == "Mine" else cls, "setup", lambda self: None)
+    monkeypatch.setattr(registry, "strategy_class", lambda name: mine)
+    with pytest.raises(RunError, match=rf"^{forgetful}\.setup does not call Mixing\.setup"):
+        serial_run('strategy="fedfomo" validation-fraction=0.2')
+
+
 class Sending(BaseStrategy):
     """Its plan has an array that clients send."""
 
