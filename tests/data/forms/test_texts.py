@@ -1,7 +1,9 @@
 """A column of texts: its bytes are the tokens, on every device the same ones."""
 
+import re
 import unicodedata
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace as Namespace
 
 import numpy as np
@@ -107,6 +109,19 @@ def test_texts_of_a_data_frame_are_read_as_they_are(tmp_path):
     path = given.save(frame, tmp_path, Namespace(columns="n"))
     rows = unlabelled(path, Spec((1,), FLOAT), "n", gaps=True, copy=True)
     np.testing.assert_array_equal(rows.read(np.arange(7))[:, 0], frame.n)
+
+
+def test_a_csv_that_is_loaded_as_the_page_says_has_the_texts_of_a_run(tmp_path):
+    page = Path(__file__).parents[3].joinpath("docs", "python.md").read_text("utf-8")
+    path, (load_it,) = tmp_path / "t.csv", re.findall(r"`pd\.read_csv\(path, .*\)`", page)
+    path.write_text("text,n\nNA, 1\nNone,2\n null,\nnan,3\n007,4\n1.50,NA\n", "utf-8")
+    about = Namespace(columns="text", inputs=Spec((8,), WHOLE, 256))
+    frame = eval(load_it.strip("`"), {"pd": pd, "path": path})
+    found, wanted = (
+        unlabelled(file, about.inputs, "text").read(np.arange(6)).tolist()
+        for file in (given.save(frame, tmp_path, about), path)
+    )
+    assert found == wanted
 
 
 @pytest.mark.parametrize("length", [2, 4, 6])
