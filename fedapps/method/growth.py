@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedapps.core.errors import RunError
 from fedapps.method.tools import StrategyTools
 
 LAST_SENT = "last/"  # prefix of what each client sent last
@@ -29,7 +30,7 @@ class Growing(StrategyTools):
             own = named[-1]
             if not (isinstance(own, tuple) or hasattr(own, "__get__")):
                 told = f"{cls.__name__}.{attribute} = {own!r}"
-                raise TypeError(f'{told}: must be a tuple of names, such as ("phi",)')
+                raise RunError(f'{told}: must be a tuple of names, such as ("phi",)')
             if all(isinstance(names, tuple) for names in named):
                 setattr(cls, attribute, tuple(dict.fromkeys(chain.from_iterable(named))))
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedapps.core.errors import RunError
 from fedapps.method import (
     BaseClient,
     BaseStrategy,
@@ -77,7 +78,7 @@ def test_a_method_names_only_what_it_keeps_beside_its_base():
 
 @pytest.mark.parametrize("names", [["own/mean"], "own/mean"])
 def test_names_that_are_no_tuple_are_refused_when_the_class_is_made(names):
-    with pytest.raises(TypeError, match=r"^Own\.by_client = .*: must be a tuple of names"):
+    with pytest.raises(RunError, match=r"^Own\.by_client = .*: must be a tuple of names"):
         type("Own", (Mixing,), {"by_client": names})
 
 
