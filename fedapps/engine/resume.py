@@ -181,8 +181,9 @@ def _changed(folder: Path) -> float:
 
 def offer(strategy: BaseStrategy) -> None:
     """Tell the user if an unfinished run, with the same settings and code, could be resumed."""
-    folder, now = next(unfinished(strategy.settings), None), fingerprints.fingerprints(strategy)
-    if folder and not fingerprints.changed(fingerprints_of(folder), now):
+    if (folder := next(unfinished(strategy.settings), None)) is None:
+        return
+    if not fingerprints.changed(fingerprints_of(folder), fingerprints.fingerprints(strategy)):
         done = checkpoint.rounds(folder)[-1]
         told = f"{folder} with the same settings stopped after round {done}"
         log.info(f"note: {told}; --resume goes on with it")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
@@ -286,6 +287,12 @@ def test_a_run_that_could_not_go_on_with_the_code_is_not_offered(
             serial_run("num-rounds=4")
         told = f"{folder} with the same settings stopped after round 2"
         assert (told in capsys.readouterr().out) == offered
+
+
+def test_a_run_that_can_offer_nothing_computes_no_fingerprints(tmp_path, monkeypatch):
+    monkeypatch.setattr(resume.fingerprints, "fingerprints", None)
+    made = config.read(config.defaults() | {"runs-dir": str(tmp_path)})
+    resume.offer(SimpleNamespace(settings=made))
 
 
 def test_the_state_of_another_client_or_round_is_not_taken(interrupted, read_csv):
