@@ -36,8 +36,7 @@ INHERITED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_TMPDIR", log.LEVEL)
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID")
 READ = {"mlflow": "MLFLOW_", "wandb": "WANDB_"}  # what the variables of a logger begin with
 STORE = "MLFLOW_TRACKING_URI"
-# a store in a folder
-RELATIVE = re.compile(r"(sqlite(\+\w+)?:///|file:)?(?!/|databricks|uc$)[^:]+")
+RELATIVE = re.compile(r"(sqlite(\+\w+)?:///|file:)?(?!/|databricks|uc$)[^:]+")  # in a folder
 NO_PROXY = (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy"))  # programs read either of them
 
 
@@ -95,10 +94,8 @@ def superlink(home: Path | None) -> SuperLink | None:
             same = os.path.realpath(options["--log-file"]) == os.path.realpath(log_file)
             with contextlib.suppress(psutil.Error):  # it is gone
                 if same and process.uids().real in owners and not elsewhere(process.pid, place):
-                    folder, port = Path(scripts[0]).parent, int(options["--port"])
-                    return SuperLink(
-                        process.pid, port, folder, words[0], in_memory="--database" not in words
-                    )
+                    port, held = int(options["--port"]), "--database" not in words
+                    return SuperLink(process.pid, port, Path(scripts[0]).parent, words[0], held)
     return None
 
 
@@ -292,6 +289,12 @@ def _orphans(home: Path) -> Iterator[int]:
 
 
 def _free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-        return True
-    return False
+    """Tell whether a port can be taken; raises `RunError` if this user may not open it."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except PermissionError as error:
+        told = "this user may not open it; use another --port, such as one above 1023"
+        raise RunError(f"port {port}: {told}") from error
+    except OSError:
+        return False

@@ -358,6 +358,14 @@ class TestHome:
             with pytest.raises(RunError, match=f"port {first} is in use"):
                 superlink.choose_port(tmp_path, first)
 
+    def test_a_port_that_this_user_may_not_open_is_refused(self, tmp_path, monkeypatch):
+        def bind(probe, address):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(socket, "socket", type("Probe", (socket.socket,), {"bind": bind}))
+        with pytest.raises(RunError, match=r"^port 80: this user may not open it; "):
+            superlink.choose_port(tmp_path, 80)
+
     @pytest.mark.parametrize("text", ["abc", "0", "-1", "65536", "1e3", "²"])
     def test_a_port_that_cannot_be_is_refused(self, text, tmp_path, monkeypatch):
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
