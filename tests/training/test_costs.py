@@ -354,6 +354,17 @@ def test_attention_with_a_mask_is_counted(fills):
     assert model[0].mix.use_nested_tensor
 
 
+def test_counting_leaves_the_faster_path_of_other_threads_on():
+    """Its switch is one of the whole process."""
+    model, seen = nn.Sequential(Masked(True), nn.Linear(4, 3)), []
+    facts = described(model, (7,), token=4)
+    model[1].register_forward_hook(
+        lambda *_: seen.append(torch.backends.mha.get_fastpath_enabled())
+    )
+    facts.forward_macs(("0", "1"))
+    assert seen == [True]
+
+
 def test_an_error_while_counting_leaves_nothing_behind():
     """Without its faster path, every later prediction would be slow."""
     model = nn.Sequential(Masked(True), nn.Linear(4, 3))
