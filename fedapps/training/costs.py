@@ -153,7 +153,7 @@ class Profile:
         if below and x.is_floating_point():
             x = x.requires_grad_().clone()  # a leaf cannot be changed in place
         encoders = [m for m in self.model.modules() if isinstance(m, nn.TransformerEncoder)]
-        nested = [encoder for encoder in encoders if encoder.use_nested_tensor]
+        nested = [m for m in encoders if getattr(m, "use_nested_tensor", False)]
         for encoder in nested:
             encoder.use_nested_tensor = False  # a nested tensor has no shape
         try:

@@ -365,6 +365,19 @@ def test_counting_leaves_the_faster_path_of_other_threads_on():
     assert seen == [True]
 
 
+def test_an_encoder_that_is_built_by_its_subclass_is_counted():
+    class Own(nn.TransformerEncoder):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.only = nn.Linear(4, 4)
+
+        def forward(self, src):
+            return self.only(src)
+
+    facts = described(nn.Sequential(Own(), nn.Linear(4, 3)), (4,))
+    assert facts.forward_macs(("0", "1")) == 4 * 4 + 4 * 3
+
+
 def test_an_error_while_counting_leaves_nothing_behind():
     """Without its faster path, every later prediction would be slow."""
     model = nn.Sequential(Masked(True), nn.Linear(4, 3))
