@@ -12,6 +12,7 @@ from logging import ERROR
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -86,8 +87,7 @@ def run(grid: AnyGrid, context: Context, plots: bool = True) -> Path:
     for note in (told_of_data := (*space.dataset.told, *space.population.told)):
         log.info("note: %s", note)
     listed = listed_clients(space)
-    shares = [space.population.share(client) for client in listed]  # a bad partition ends here
-    held = data.class_counts(space.dataset.labels, shares) if listed else None
+    held = class_counts(space, listed) if listed else None  # a bad partition ends here
     strategy_class = registry.strategy_class(settings.strategy)
     registry.client_class(settings.strategy)  # a missing client module ends the run here
     strategy = strategy_class(space)
@@ -175,6 +175,12 @@ def _reporting(
         report = Report.reopen(folder, settings, flat, progress, space.task, space.data.pooled)
         log.info("run directory: %s, %s", folder, resume.how_far(rounds.recovery))
         yield report
+
+
+def class_counts(space: Workspace, clients: Sequence[int]) -> np.ndarray:
+    """Count clients' training samples by class, [clients, classes]; raises `RunError`."""
+    shares = [space.population.share(client) for client in clients]
+    return data.class_counts(space.dataset.labels, shares)
 
 
 def node_registry(grid: AnyGrid, space: Workspace) -> NodeRegistry:
