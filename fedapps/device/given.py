@@ -25,12 +25,9 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     names = [column.name for column in columns.parsed(about.columns)] if about.columns else []
     cure = f"give a data frame with the columns {some(names)}"
     if names and hasattr(x, "to_pandas"):  # what is of pandas itself has none
-        x = _table(x)
-    if names and hasattr(x, "schema"):
-        from pyarrow import parquet
-
-        parquet.write_table(x, folder / "x.parquet")
-        return folder / "x.parquet"
+        x = _save_table(x, folder / "x.parquet")
+        if x is None:
+            return folder / "x.parquet"
     if names and hasattr(x, "to_csv"):
         if x.ndim == 1 and x.name not in names:
             raise RunError(f"x: a Series is no table; {cure}: of a row i, x.iloc[[i]]")
@@ -50,8 +47,8 @@ def save(x: Any, folder: Path, about: "ModelMetadata") -> Path:
     return folder / "x.npz"
 
 
-def _table(x: Any) -> Any:
-    """Return what has `to_pandas` as a table of Arrow if it can be one, else as a data frame.
+def _save_table(x: Any, path: Path) -> Any:
+    """Write what has `to_pandas` as a table of Arrow; return what cannot be one as of pandas.
 
     Without metadata, which would hide a column that was an index.
     """
@@ -62,10 +59,12 @@ def _table(x: Any) -> Any:
         if not hasattr(table, "schema"):  # of a Series, which loses its name
             return x.to_pandas()
         import pyarrow
+        from pyarrow import parquet
 
-        return pyarrow.table(table).replace_schema_metadata(None)
+        parquet.write_table(pyarrow.table(table).replace_schema_metadata(None), path)
     except Exception as error:
         raise RunError(f"x: cannot be read as a table ({named(error)})") from error
+    return None
 
 
 def _array(x: Any) -> np.ndarray:

@@ -135,6 +135,19 @@ def test_two_columns_of_a_name_are_told(tmp_path):
     assert texts_of(twins, tmp_path) == "x: column z is there twice"
 
 
+def test_a_data_frame_can_have_a_column_called_schema(run, table):
+    """Tables of Arrow have a schema; pandas shows each column as an attribute, too."""
+    study, x = run('columns="x"'), table[["x"]].head(3)
+    np.testing.assert_array_equal(study.predict(0, x.assign(schema="a")), study.predict(0, x))
+
+
+def test_a_table_that_no_parquet_can_hold_is_told(tmp_path):
+    arrow = extra("pyarrow")
+    spans = arrow.array([(1, 2, 3)], arrow.month_day_nano_interval())
+    told = texts_of(arrow.table([["hello"], spans], ["text", "span"]), tmp_path)
+    assert told.startswith("x: cannot be read as a table (ArrowNotImplementedError: ")
+
+
 def test_a_table_that_cannot_be_a_data_frame_is_told(tmp_path):
     broken = Namespace(to_pandas=lambda: [][0])
     with pytest.raises(RunError, match=r"^x: cannot be read as a table \(IndexError: "):
