@@ -55,6 +55,7 @@ def check(jobs: Sequence[Job], columns: Sequence[str]) -> None:
 
 REFRESH = 2.0  # seconds between two updates of the progress
 RETRY = 1.0  # seconds before a training that another process holds is tried again
+SPOILED = (DIVERGED, "(max-value)")  # in an error: numbers are not finite any more, or too large
 
 
 @dataclass
@@ -206,7 +207,7 @@ class Runner:
                 trained = worker.run(flat, log, plots=False, at_once=at_once)
                 run = collect(job.cell, job.seed, trained, self.reads)
         except RunError as error:
-            if DIVERGED not in str(error):
+            if not any(sign in str(error) for sign in SPOILED):
                 raise
             run = diverged(job.cell, job.seed, f"{error}".partition("; see ")[0])
         self.store.save(job.cell, run)

@@ -370,16 +370,22 @@ def test_rows_run_side_by_side_once_and_one_that_fails_is_named(table, store, tm
     assert made.run(jobs[:2]) == [] and sorted((tmp_path / "runs").iterdir()) == before
 
 
-def test_a_run_that_diverges_is_done_and_its_table_says_so(table, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("cause", [
+    "all failed; client 2: training diverged",
+    "client 2, train: trace, which Client sends, is as large as 2e+06: at most 1e+06 (max-value)",
+])  # fmt: skip
+def test_a_run_that_diverges_is_done_and_its_table_says_so(
+    cause, table, store, tmp_path, monkeypatch
+):
     def diverge(*_, **__):
-        raise RunError("round 1: all failed; client 2: training diverged; see FILE")
+        raise RunError(f"round 1: {cause}; see FILE")
 
     monkeypatch.setattr(Worker, "run", diverge)
     cell = table.cells("smoke")[0]
     made = Runner(store, tmp_path / "runs", "~/fedapps-data")
     assert made.run([Job(replace(cell, suffix="~0", extra="lr=9.0"), 0), Job(cell, 0)]) == []
     kept = Store(store.folder).find(cell, 0)
-    assert kept.figures == {} and kept.note.endswith("client 2: training diverged")
+    assert kept.figures == {} and kept.note == f"round 1: {cause}"
     lines = "\n".join(markdown_page.markdown(sections.section(store, table)))
     assert "| avg@hot | 0 | training diverged |  |" in lines and "1 of 2 rows" in lines
     store.save(cell, run_of(cell, 1, figures={READ: 0.5}))
