@@ -1,8 +1,10 @@
 """`python -m benchmarks`: what is timed, what peers train, and one small comparison."""
 
+import os
 import sys
 from datetime import datetime, timedelta
 from statistics import median
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,7 +64,14 @@ def test_on_macos_memory_is_counted_in_bytes_and_there_is_no_lscpu(tmp_path, mon
     begin = datetime.now()
     lines = "\n".join(f"{begin + timedelta(seconds=n)} round {n}" for n in (1, 2, 3, 4))
     program = f"print({lines!r}); print('did weights=7 steps=5')"
-    assert 0 < measured([sys.executable, "-c", program], tmp_path).memory < 1  # KiB, as if bytes
+    wait4 = os.wait4
+
+    def waited(*given):
+        process, status, _ = wait4(*given)
+        return process, status, Mock(ru_maxrss=5_000_000)
+
+    monkeypatch.setattr(os, "wait4", waited)
+    assert measured([sys.executable, "-c", program], tmp_path).memory == 5
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "cores" in results.here(1, 0.0, {}, "cpu").machine
 
