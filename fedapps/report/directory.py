@@ -113,12 +113,6 @@ def append(path: Path, rows: Rows) -> None:
             raise
 
 
-def truncate(path: Path, size: int) -> None:
-    """Cut a table back to `size` bytes; raises `RunError` if it cannot be written."""
-    with writing(path):
-        os.truncate(path, size)
-
-
 def text(path: Path) -> str:
     """Read a table as it is; raises `RunError`."""
     with _reading(path) as file:

@@ -1,11 +1,12 @@
 """The state of a run directory after a round, and how a resumed run goes back to it."""
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from fedapps.core.errors import RunError
-from fedapps.core.files import write_whole
+from fedapps.core.files import write_whole, writing
 from fedapps.report import directory
 from fedapps.report.rows import as_after
 
@@ -41,7 +42,8 @@ class ReportState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         table = self.table(run, goes_on)
         for name in self.tables.keys() - {directory.ROUNDS}:
-            directory.truncate(run / name, self.tables[name])
+            with writing(run / name):
+                os.truncate(run / name, self.tables[name])
         write_whole(run / directory.ROUNDS, table.encode(), durable=True)
         if goes_on:
             (run / directory.UNSEEN).unlink(missing_ok=True)

@@ -486,13 +486,13 @@ def test_a_run_without_anything_left_to_do_says_so_if_it_waits_in_vain(serial_ru
     assert untold(folder) == before
 
 
-@pytest.mark.parametrize("where", ["configure", "truncate"])
+@pytest.mark.parametrize("owner, where", [(directory, "configure"), (os, "truncate")])
 def test_a_run_that_is_interrupted_while_it_begins_to_go_on_is_complete(
-    where, serial_run, read_csv, monkeypatch
+    owner, where, serial_run, read_csv, monkeypatch
 ):
     """Its summary is gone then, so it is a run of the new settings, with what happened before."""
     folder, wait = serial_run("num-rounds=2"), NodeRegistry.wait_for_nodes
-    own = getattr(directory, where)
+    own = getattr(owner, where)
 
     def waiting(nodes):
         nodes.lookout.event("server", "clock", "it is wrong")
@@ -504,7 +504,7 @@ def test_a_run_that_is_interrupted_while_it_begins_to_go_on_is_complete(
 
     monkeypatch.setattr(NodeRegistry, "wait_for_nodes", waiting)
     with monkeypatch.context() as patch:
-        patch.setattr(directory, where, interrupt)
+        patch.setattr(owner, where, interrupt)
         with pytest.raises(KeyboardInterrupt, match=f"after round 2 of 3; to resume: .*{folder}"):
             resumed(folder, "num-rounds=3")
     assert not directory.is_final(directory.summary(folder)) and directory.summary(folder)
