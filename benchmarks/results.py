@@ -5,8 +5,6 @@ What was measured before stays in the file, so that one comparison can be repeat
 
 import os
 import platform
-import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -21,6 +19,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.workloads import WORKLOADS, Workload
 from fedapps.drawing.pictures import INK, save, styled
+from fedapps.report.summary import cpu_model
 
 COLORS = {
     "floor": "#c8c8c8",
@@ -105,8 +104,8 @@ Comparisons = dict[str, Comparison]
 def here(repeats: int, load: float, found: dict[str, list[Run] | str], device: str) -> Comparison:
     """Return what was measured now, on this machine."""
     machine = "" if device == "cpu" else f"{torch.cuda.get_device_name()}, "
-    machine += f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}, PyTorch "
-    machine += f"{version('torch')}, Flower {version('flwr')}"
+    machine += f"{os.cpu_count()} cores ({cpu_model()}), Python {platform.python_version()}, "
+    machine += f"PyTorch {version('torch')}, Flower {version('flwr')}"
     return Comparison(f"{date.today()}", machine, repeats, load, found)
 
 
@@ -142,14 +141,6 @@ def section(name: str, measured: Comparison) -> str:
 
 def _ran(runs: list[Run] | str) -> TypeGuard[list[Run]]:
     return not isinstance(runs, str)
-
-
-def _cpu() -> str:
-    lines: list[str] = []
-    with suppress(FileNotFoundError):  # macOS has none
-        lines = subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model name")]
-    return names[0] if names else platform.processor()
 
 
 def ratios(runs: list, base: list) -> tuple[float, float, float]:

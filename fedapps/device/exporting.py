@@ -72,8 +72,8 @@ def _onnx(model: Personalized, path: Path) -> None:
 
 
 def _traced(model: Personalized) -> torch.export.ExportedProgram:
-    example = random_samples(model.about.inputs, 2, torch.Generator().manual_seed(0))
     try:
+        example = random_samples(model.about.inputs, 2, torch.Generator().manual_seed(0))
         with warnings.catch_warnings():
             # a GRU notes its weights again while it is traced, and they are the same
             warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")

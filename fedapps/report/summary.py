@@ -126,12 +126,17 @@ def cpu() -> str:
     """
     import torch  # here, because the page of a run needs this module, but no torch
 
+    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def cpu_model() -> str:
+    """Return the model of the CPU; of those that tell none, as ARM on Linux, their kind."""
     model = platform.processor() or platform.machine()
     with suppress(OSError, ValueError):  # not Linux
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-        model = next(named, model)  # none on ARM
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
+        model = next(named, model)
+    return model
 
 
 def plain(value: Any) -> Any:
